@@ -52,6 +52,27 @@ def test_generate_refuses(arguments: tuple[str, ...], command: Command) -> None:
     assert GENERATE[arguments] in outcome.err
 
 
+ODD = (
+    "generate hi --temperature inf",
+    "serve --port 99999999999999999999",
+    "bench --seed -99999999999999999999",
+    "bench methods --limit 99999999999999999999",
+    "audit outside paceline --near-tie nan",
+    "train data --self-written nan",
+    "train drafter hydra --rate -inf",
+    "train denoiser full --matrix-rate nan",
+    "train experts top-k --experts 99999999999999999999",
+    "suggest hi --alpha nan",
+)
+
+
+@pytest.mark.parametrize("line", ODD)
+def test_numbers_that_nothing_counts_with(line: str, command: Command) -> None:
+    outcome = command(*line.split())
+    assert one_line(outcome)
+    assert " ".join(line.split()[-2:]) in outcome.err
+
+
 LATE = {
     ("hi", "--nodes", "0"): "nodes",
     ("hi", "--controller", "fixed"): "fixed",

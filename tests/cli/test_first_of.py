@@ -45,7 +45,15 @@ def test_people_are_told_that_it_is_lossy(command: Command) -> None:
         ("--first-of", "0"),
         ("--first-of", "2", "--temperature", "0"),
         ("--first-of", "2", "--color"),
+        ("--first-of", "2", "--regex", "a+"),
+        ("--first-of", "2", "--show-steps"),
+        ("--first-of", "2", "--ending", "cut"),
+        ("--json", "--color"),
+        ("--raw", "--system", "be brief"),
+        ("--logprobs", "2"),
     ],
 )
 def test_what_does_not_go_together(command: Command, options: tuple[str, ...]) -> None:
-    assert one_line(command(*OPTIONS, *options))
+    outcome = command(*OPTIONS, *options)
+    assert one_line(outcome)
+    assert options[0].lstrip("-") in outcome.err.replace("_", "-")

@@ -258,6 +258,9 @@ def test_prompts_that_differ_early_are_read_together() -> None:
     engine, target = make()
     engine_all(engine, [[i] * 70 for i in range(10, 14)])
     assert [len(p.pending) for p in target.passes[0]] == [69, 59]  # 128 in the first forward
+    target.passes.clear()  # and then as many as there is time for
+    engine_all(engine, [[i] * 70 for i in range(20, 24)])
+    assert [len(p.pending) for p in target.passes[0]] == [69] * 4
 
 
 def engine_all(engine: Engine, prompts: list[list[int]]) -> list[Completion]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
+import random
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from tests.helpers.table_engines import PROMPTS, SAMPLED, Target, drafters, key,
 
 from paceline.core.types import SamplingParams
 from paceline.engine.engine import Engine, Event
+from paceline.engine.turns import Turns
 from paceline.errors import EngineFailed, PacelineError
 
 
@@ -50,6 +54,11 @@ def together(*works: Callable[[], Any], seconds: float = 60) -> list[Any]:
 
 def params(seed: int) -> SamplingParams:
     return SamplingParams(temperature=1.0, seed=seed, max_new_tokens=30)
+
+
+def nothing_left(engine: Engine, target: Target) -> bool:
+    held = engine._mail, engine._kept, engine._dropped, target.live
+    return not engine.pending and not any(held)
 
 
 @pytest.mark.parametrize("name", ["none", *drafters()])
@@ -136,6 +145,70 @@ def test_a_stream_that_ends_in_the_midst_of_a_step() -> None:
     assert engine.generate(PROMPTS[0], params(1)).text == expected
     assert engine.pending == 0
     assert target.live == []
+
+
+def test_what_a_step_tells_of_a_stream_that_is_gone_is_told_to_nobody() -> None:
+    """Its last event may be made in the very step in which the stream ends."""
+    target = Target()
+    engine = make(target)
+    genuine, streams = target.forward, list[Any]()
+
+    def forward(passes: Any) -> Any:
+        out = genuine(passes)
+        while streams:
+            streams.pop().close()
+        return out
+
+    target.forward = forward  # type: ignore[method-assign]
+    events = engine.events(PROMPTS[1], SAMPLED, max_new_tokens=2)
+    assert next(events).completion is None
+    streams.append(events)
+    request = engine.add(PROMPTS[0], params(1))
+    told = {event.request for _ in range(99) for event in engine.step()}
+    assert told == {request}
+    assert nothing_left(engine, target)
+
+
+def test_a_request_ends_with_its_stream_though_another_thread_has_the_turn() -> None:
+    """Which then hands the turn on, and itself goes on reading what it has."""
+    target = Target()
+    engine = make(target)
+    genuine, closing = target.forward, list[Any]()
+
+    def forward(passes: Any) -> Any:
+        while closing:
+            together(closing.pop())
+        return genuine(passes)
+
+    target.forward = forward  # type: ignore[method-assign]
+    held, closed = (engine.events(prompt, SAMPLED) for prompt in PROMPTS[:2])
+    next(held)
+    next(closed)
+    closing.append(closed.close)  # type: ignore[attr-defined]
+    while closing:
+        next(held)
+    assert len(target.live) == 1, "nobody steps, and yet the request is gone"
+    held.close()  # type: ignore[attr-defined]
+    assert nothing_left(engine, target)
+
+
+@pytest.mark.parametrize("ask", ["generate", "stream", "add"])
+def test_ctrl_c_while_a_request_is_queued_leaves_none(ask: str) -> None:
+    target = Target()
+    engine = make(target)
+    genuine = engine.scheduler.add
+
+    def queue(request: Any) -> None:
+        genuine(request)
+        signal.raise_signal(signal.SIGINT)
+
+    engine.scheduler.add = queue  # type: ignore[method-assign]
+    asked = getattr(engine, ask)
+    with pytest.raises(KeyboardInterrupt):
+        next(asked(PROMPTS[0], SAMPLED)) if ask == "stream" else asked(PROMPTS[0], SAMPLED)
+    assert nothing_left(engine, target)
+    engine.scheduler.add = genuine  # type: ignore[method-assign]
+    assert engine.generate(PROMPTS[0], SAMPLED).text == make().generate(PROMPTS[0], SAMPLED).text
 
 
 def test_an_error_in_one_thread_leaves_the_others() -> None:
@@ -249,6 +322,110 @@ def test_from_asyncio() -> None:
     assert asyncio.run(all_of_them()) == [make().generate(p, params(1)).text for p in PROMPTS]
 
 
+def test_tasks_of_one_thread_read_streams_by_turns() -> None:
+    """One that is cancelled half-way takes its request along."""
+    target = Target()
+    engine = make(target)
+
+    async def read(prompt: str, seed: int) -> str:
+        text = ""
+        for piece in engine.stream(prompt, params(seed)):
+            text += piece
+            await asyncio.sleep(0)
+        return text
+
+    async def all_of_them() -> list[Any]:
+        tasks = [asyncio.create_task(read(p, n)) for n in range(2) for p in PROMPTS]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    found = asyncio.run(all_of_them())
+    expected = [make().generate(p, params(n)).text for n in range(2) for p in PROMPTS]
+    assert isinstance(found.pop(1), asyncio.CancelledError)
+    del expected[1]
+    assert found == expected
+    gc.collect()
+    assert nothing_left(engine, target)
+
+
+def test_a_text_inside_the_loop_over_another() -> None:
+    """To any depth; an error in such a loop ends its own request."""
+    target = Target()
+    engine = make(target)
+    expected = [make().generate(p, params(n)).text for n, p in enumerate(PROMPTS)]
+
+    def nested(depth: int) -> str:
+        text = ""
+        for piece in engine.stream(PROMPTS[depth], params(depth)):
+            text += piece
+            if depth + 1 < len(PROMPTS) and len(text) < 6:
+                assert nested(depth + 1) == expected[depth + 1]
+                assert engine.generate(PROMPTS[0], params(0)).text == expected[0]
+        return text
+
+    assert nested(0) == expected[0]
+    with pytest.raises(ZeroDivisionError):
+        max(engine.stream(PROMPTS[0], params(0)), key=lambda piece: 1 // 0)
+    gc.collect()
+    assert nothing_left(engine, target)
+
+
+class Late:
+    """Asks when Python collects it."""
+
+    def __init__(self, engine: Engine, told: list[str]) -> None:
+        self.engine, self.told = engine, told
+
+    def __del__(self) -> None:
+        try:
+            self.told.append(self.engine.generate(PROMPTS[0], params(1)).text)
+        except EngineFailed as error:
+            self.told.append(str(error))
+
+
+def test_from_a_finaliser() -> None:
+    """Between steps it gets its text; in the midst of one, a line."""
+    target = Target()
+    engine = make(target)
+    told: list[str] = []
+    late = [Late(engine, told), Late(engine, told)]
+    del late[0]
+    genuine = target.forward
+
+    def forward(passes: Any) -> Any:
+        late.clear()
+        return genuine(passes)
+
+    target.forward = forward  # type: ignore[method-assign]
+    expected = make().generate(PROMPTS[0], params(1)).text
+    assert engine.generate(PROMPTS[0], params(1)).text == expected
+    assert told == [expected, "a step cannot call its own engine: use another engine"]
+    assert nothing_left(engine, target)
+
+
+def test_what_comes_between_asking_for_a_turn_and_having_it_does_not_wait() -> None:
+    """As a finaliser that runs just there, in the thread that asks: it would wait for itself."""
+    turns = Turns()
+    genuine, told = turns._turn, []
+
+    class Between:
+        def acquire(self) -> bool:
+            told.append(turns.now())
+            with pytest.raises(EngineFailed, match="its own engine"), turns:
+                pass
+            return genuine.acquire()
+
+        release = genuine.release
+
+    turns._turn = Between()  # type: ignore[assignment]
+    with turns:
+        assert told == [False]
+    turns._turn = genuine
+    assert turns.now()
+    turns.__exit__(None, None, None)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_after_a_fork() -> None:
     """The child goes on from the last whole step; one that was forked in a step is told so."""
@@ -287,10 +464,49 @@ def test_after_a_fork() -> None:
 
 
 def test_the_runtime_that_dies_in_a_fork_says_so() -> None:
-    from paceline.engine.turns import Turns
-
     turns = Turns(survives_fork=False)
     turns.forked()
     with pytest.raises(EngineFailed, match="load an engine in the new process"), turns:
         pass
     assert isinstance(make(), Engine)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_threads_do_in_whatever_order(seed: int) -> None:
+    """Two engines on one target; texts are those of each alone, and nothing is left behind.
+
+    Seeds 0 to 199 were tried by hand.
+    """
+    target = Target()
+    engines = [make(target, max_batch=3), make(target, depth=2)]
+    alone = {(p, n): make().generate(p, params(n)).text for p in PROMPTS for n in range(3)}
+
+    def work(number: int) -> None:
+        draw = random.Random(f"{seed} {number}")
+        kept: list[Iterator[str]] = []
+        for _ in range(12):
+            engine, prompt, n = draw.choice(engines), draw.choice(PROMPTS), draw.randrange(3)
+            expected, what = alone[prompt, n], draw.randrange(6)
+            if what == 0:
+                assert engine.generate(prompt, params(n)).text == expected
+                continue
+            if what == 1:
+                assert engine.cancel(engine.add(prompt, params(n))) is not None
+                continue
+            stream = engine.stream(prompt, params(n))
+            text = "".join(itertools.islice(stream, draw.randrange(9)))
+            assert expected.startswith(text)
+            if what == 2:
+                assert text + "".join(stream) == expected
+            elif what == 3:
+                stream.close()  # type: ignore[attr-defined]
+            elif what == 4:
+                with suppress(ZeroDivisionError, StopIteration):
+                    stream.throw(ZeroDivisionError)  # type: ignore[attr-defined]
+            else:
+                kept.append(stream)  # collected when the thread ends, or before
+                kept[: draw.randrange(2)] = []
+
+    assert together(*(lambda n=n: work(n) for n in range(4))) == [None] * 4
+    gc.collect()
+    assert all(nothing_left(engine, target) for engine in engines)

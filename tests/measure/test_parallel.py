@@ -13,6 +13,7 @@ from tests.denoising.test_engine import load, save
 from paceline.cli.app import run
 from paceline.errors import InvalidOption
 from paceline.measure import parallel as bench
+from paceline.measure.kept import Kept
 from paceline.measure.parallel import Bench, Cell, Record, Row, Setting, area, total_correlation
 
 CELLS = [Cell(task, 0, seed, 2) for task in ("copy", "sort") for seed in (0, 1)]
@@ -62,24 +63,32 @@ def test_at_temperature_one_the_divergence_is_that_of_the_samples(engines):
 
 def test_a_run_goes_on_where_it_stopped(engines, tmp_path):
     path = tmp_path / "out" / "records.jsonl"
-    first = made(engines, path=path, about={"cases": 3})
-    for count, _ in enumerate(first.run(), 1):
-        if count == 5:
-            break
+
+    def kept(cases: int = 3) -> Kept[Record]:
+        return Kept(path, {"cases": cases}, bench.read_record)
+
+    with kept() as begun:
+        first = made(engines)
+        first.keep(begun)
+        for count, _ in enumerate(first.run(), 1):
+            if count == 5:
+                break
+        with pytest.raises(InvalidOption, match="written by another run"):
+            kept()
     with path.open("a", encoding="utf-8") as file:
         file.write('{"setting": "cou')  # killed while writing
-    second = made(engines, path=path, about={"cases": 3})
-    assert second.left == 12 - 5
-    list(second.run())
-    whole = {
-        key: each.strict
-        for key, each in made(engines, path=path, about={"cases": 3}).records.items()
-    }
+    with kept() as begun:
+        second = made(engines)
+        second.keep(begun)
+        assert second.left == 12 - 5
+        list(second.run())
+    with kept() as done:
+        whole = {(each.setting, each.cell): each.strict for each in done.entries}
     fresh = made(engines)
     list(fresh.run())
     assert whole == {key: each.strict for key, each in fresh.records.items()}
-    with pytest.raises(InvalidOption, match="other settings"):
-        made(engines, path=path, about={"cases": 4})
+    with pytest.raises(InvalidOption, match=r"other settings \(cases\)"):
+        kept(4)
 
 
 def test_what_a_model_cannot_do_is_refused(engines):

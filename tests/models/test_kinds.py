@@ -13,7 +13,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tests.helpers.tiny_model import random_tensors, save_directory, save_gguf, tiny_config
 
-from paceline.errors import ModelError
+from paceline.core.types import SamplingParams
+from paceline.errors import InvalidOption, ModelError
+from paceline.models.generation import completed
 from paceline.models.source import resolve
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n"
@@ -152,3 +154,15 @@ def test_sampling_that_files_ask_for(tmp_path: Path) -> None:
     assert resolve(str(tmp_path)).sampling == {"repetition_penalty": 1.1}
     path.unlink()
     assert resolve(str(tmp_path)).sampling == {}
+
+
+def test_sampling_of_chance_means_nothing_where_the_likeliest_token_is_taken() -> None:
+    asked = {"top_k": 20, "typical_p": 0.9, "mirostat": 2}
+    found, own = completed(SamplingParams(temperature=1.0, top_k=7), asked, ["top_k"])
+    assert (found.top_k, found.typical_p, found.mirostat) == (7, 0.9, 2)
+    assert own == {"typical_p": 0.9, "mirostat": 2}
+    assert completed(SamplingParams(), asked, ()) == (SamplingParams(top_k=20), {"top_k": 20})
+    greedy = {**asked, "temperature": 0.0}
+    assert completed(SamplingParams(temperature=1.0), greedy, ())[0] == SamplingParams(top_k=20)
+    with pytest.raises(InvalidOption, match=r"ask for top_k -1, typical_p 0\.9.*top_k must be"):
+        completed(SamplingParams(temperature=1.0), {"top_k": -1, "typical_p": 0.9}, ())

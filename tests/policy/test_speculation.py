@@ -129,11 +129,14 @@ sizes = st.none() | st.integers(1, 12)
 def test_a_cap_only_takes_away(
     nodes: int | None, depth: int | None, enabled: bool, asked: int, deep: int
 ) -> None:
-    budget = Speculation(nodes, depth, enabled).cap(Budget(asked, deep))
+    whole = Budget(asked, deep, 0.1, 0.2)
+    budget = Speculation(nodes, depth, enabled).cap(whole)
     assert budget.nodes <= min(asked, nodes or asked)
     assert budget.depth <= min(deep, depth or deep, nodes or deep)
     if not enabled:
         assert budget == Budget(0, 0)
     elif nodes is None and depth is None:
-        assert budget == Budget(asked, deep)
+        assert budget == whole
+    else:
+        assert (budget.least, budget.row) == (0.1, 0.2)
     assert Speculation(nodes, depth, enabled).cap(budget) == budget

@@ -240,12 +240,18 @@ def test_wrong_numbers_of_continuations_are_an_error() -> None:
         ("greedy_prompts", -1),
         ("greedy_tokens", 0),
         ("near_tie", -1.0),
+        ("near_tie", float("inf")),
         ("seed", -1),
     ],
 )
 def test_plans_out_of_range_are_errors(name: str, value: float) -> None:
     with pytest.raises(InvalidOption, match=name):
         Plan(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_plan_that_audits_nothing_is_an_error() -> None:
+    with pytest.raises(InvalidOption, match="samples must be 20 or more without greedy_prompts"):
+        Plan(greedy_prompts=0, samples=0)
 
 
 def test_a_missing_prompt_file_is_an_error(tmp_path: Path) -> None:

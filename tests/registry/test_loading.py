@@ -379,9 +379,29 @@ def test_short_contexts_work_with_the_cost_model(context: int, model: str) -> No
     assert len(out.token_ids) == min(context - 1, 30)
 
 
-def test_cache_precision_is_refused_where_there_is_none(model: str) -> None:
-    with pytest.raises(InvalidOption, match="kv_precision fp16"):
-        load_model(model, runtime="tabular", options=RuntimeOptions(kv_precision="fp16"))
+@pytest.mark.parametrize(
+    ("runtime", "option", "value"),
+    [
+        ("tabular", "kv_precision", "fp16"),
+        ("tabular", "kv_tokens", 100),
+        ("reference", "kv_tokens", 100),
+        ("reference", "prefix_tokens", 100),
+        ("reference", "device", "cuda"),
+        ("torch", "kv_tokens", 100),
+        ("torch", "kv_precision", "fp16"),
+    ],
+)
+def test_what_a_runtime_does_not_have_is_refused(
+    runtime: str, option: str, value: Any, model: str
+) -> None:
+    with pytest.raises(InvalidOption, match=f"{option} {value}|not '{value}'"):
+        load_model(model, runtime=runtime, options=RuntimeOptions(**{option: value}))
+
+
+def test_the_reference_has_both_precisions_of_keys_and_no_prefixes(model: str) -> None:
+    options = RuntimeOptions(kv_precision="fp16", prefix_tokens=0)
+    found = load_model(model, runtime="reference", options=options)
+    assert found.target.capabilities.kv_precision == "fp16"
 
 
 def test_a_smaller_sibling_beside_the_file_drafts(

@@ -1001,6 +1001,43 @@ def test_what_ended_an_answer_is_named() -> None:
     run(asks)
 
 
+OWN = {"temperature": 0.7, "top_k": 4, "typical_p": 0.9, "mirostat": 2}
+OWN |= {"repetition_penalty": 1.8, "repeat_last_n": 9}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"temperature": 1.2, "top_k": 0},
+        {"temperature": 0},
+        {"typical_p": 1.0, "repeat_last_n": -1, "mirostat": 0},
+        {"top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.3},
+    ],
+)
+def test_what_the_models_files_ask_for_holds_where_a_client_says_nothing(said: Json) -> None:
+    """Texts are the library's with both together, and a client's word is stronger."""
+    engine = engines.make()
+    engine.defaults = dict(OWN)
+    body = {"prompt": "the quick", "max_tokens": 20, "seed": 5, "ignore_eos": True} | said
+    found = run(lambda client: client.ask(TEXTS, body), engine)
+    together = OWN | said
+    if not together["temperature"]:  # where these mean nothing
+        together |= {"typical_p": 1.0, "mirostat": 0}
+    params = SamplingParams(seed=5, max_new_tokens=20, ignore_eos=True, **together)
+    expected = engines.make().generate("the quick", params, raw=True).text
+    assert found["choices"][0]["text"] == expected
+    bare = run(lambda client: client.ask(TEXTS, body), engines.make())["choices"][0]["text"]
+    assert bare != expected, "the files' words are heard"
+
+
+def test_sampling_that_no_request_could_have_is_told_at_the_start() -> None:
+    engine = engines.make()
+    engine.defaults = {"top_p": 7.0}
+    with pytest.raises(PacelineError, match=r"files ask for top_p 7: .*--no-generation-config"):
+        run(lambda client: client.ask(TEXTS, TEXT), engine)
+
+
 def test_errors_have_the_status_of_their_kind() -> None:
     kinds = {
         http.SlowReader: 408,

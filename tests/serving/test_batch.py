@@ -20,10 +20,10 @@ from openai.types.chat import ChatCompletion
 from tests.helpers import table_engines as engines
 from tests.helpers.serving import CHAT, TEXT, served
 
+from paceline.core import cache
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.engine.engine import Engine, Event
 from paceline.errors import EngineFailed, InvalidOption
-from paceline.serving import batch
 from paceline.serving.batch import Batch, open_output, read_lines
 
 Json = dict[str, Any]
@@ -258,8 +258,8 @@ def test_windows_locks_a_byte_that_is_never_written(
     monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK=2))
     with FileIO(tmp_path / "out", "a+") as file, monkeypatch.context() as patch:
         patch.setattr(sys, "platform", "win32")
-        assert batch._lock(file)
-    assert locked == [batch._FAR]
+        assert cache._lock(file)
+    assert locked == [cache._FAR]
 
 
 PROGRAM = """

@@ -86,6 +86,8 @@ def test_a_model_without_a_chat_template_cannot_write_turns() -> None:
         {"prompts": (), "self_written": 0.5},
         {"temperatures": ()},
         {"temperatures": (-1.0,)},
+        {"temperatures": (0.0, float("nan"))},
+        {"temperatures": (0.0, 1.0, -1.0)},
         {"new_tokens": 0},
         {"turn_tokens": 0},
     ],

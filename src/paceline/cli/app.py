@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
-from typing import Annotated, NoReturn, TextIO, cast
+from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import typer
+from typer.main import get_command
 
 from paceline.cli.audit import audit
 from paceline.cli.batch import batch
@@ -37,7 +39,7 @@ from paceline.cli.train_heads import acceptance_head, head_preview
 from paceline.cli.train_scaling import scaling
 from paceline.cli.train_vocabulary import vocabulary
 from paceline.cli.tune import tune
-from paceline.errors import PacelineError
+from paceline.errors import InvalidOption, PacelineError
 from paceline.version import __version__
 
 INTERRUPTED = 130
@@ -151,7 +153,10 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
     try:
-        code = app(args=list(arguments) or ["--help"], prog_name="paceline", standalone_mode=False)
+        command = get_command(app)
+        _check_numbers(command)
+        given = list(arguments) or ["--help"]
+        code = command(args=given, prog_name="paceline", standalone_mode=False)
         sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -171,6 +176,22 @@ def run(arguments: Sequence[str]) -> int:
     except MemoryError:
         return _say("there is not enough memory: use a smaller model, cache or batch")
     return code if isinstance(code, int) else 0
+
+
+def _check_numbers(command: Any) -> None:
+    # Of all options of all commands: numbers that are none, or that no machine counts to.
+    for each in getattr(command, "commands", {}).values():
+        _check_numbers(each)
+    work, options = command.callback, {each.name: max(each.opts) for each in command.params}
+
+    def checked(**given: Any) -> None:
+        for name, value in given.items():
+            most = 2**63 if isinstance(value, int) else math.inf
+            if isinstance(value, int | float) and not abs(value) < most:
+                raise InvalidOption(f"{options[name]} {value} is no number to count with: mend it")
+        work(**given)
+
+    command.callback = work and checked
 
 
 def _say(text: str) -> int:

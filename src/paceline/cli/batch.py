@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import interruptible, print_json, progress_bar, telling
+from paceline.cli.output import interruptible, progress_bar, report, telling
 from paceline.errors import InvalidOption
 
 
@@ -40,30 +39,15 @@ def batch(
         raise InvalidOption(
             f"batches need the package {error.name}: pip install 'paceline[serve]'"
         ) from error
-    from paceline.registry import loading
 
     lines = read_lines(source)
     file, done = open_output(out)
     left = [line for line in lines if line.key not in done]
     figures: dict[str, float] = {"requests": len(lines), "answered_before": len(lines) - len(left)}
     with telling(place.model):
-        loaded = loading.load_model(
-            place.model,
-            runtime=place.runtime,
-            options=options,
-            denoiser=place.denoiser,
-            chat_template=chats.chat_template,
-            fold_system=chats.fold_system,
-        )
-        engine = loading.make_engine(
-            loaded,
-            drafter=drafter,
-            **asdict(rules),
-            max_batch=max_batch,
-            generation_config=chats.generation_config,
-        )
-    names = [loaded.source.name, place.model]
-    model = ServedModel(engine, names, loaded.source.fingerprint, str(loaded.source.path))
+        engine, made_of = o.load(place, options, drafter, rules, chats, max_batch)
+    names = [made_of.name, place.model]
+    model = ServedModel(engine, names, made_of.fingerprint, str(made_of.path))
     begin, written = perf_counter(), 0
     speed = "{task.completed:.0f}/{task.total:.0f}, {task.fields[rate]} tokens/s"
     with file, progress_bar(speed) as bar, interruptible() as interrupt:
@@ -80,13 +64,8 @@ def batch(
         "seconds": round(perf_counter() - begin, 1),
         "complete": written == len(left),
     }
-    if as_json:
-        print_json(figures)
-    else:
-        typer.echo(
-            f"{out}: {written} of {len(left)} answered, {run.failed} of them with an error, "
-            f"{figures['answered_before']} before; {run.tokens} tokens in {figures['seconds']} s"
-        )
-    if interrupt:
-        typer.echo("stopped: the same command goes on", err=True)
-        raise typer.Exit(130)
+    line = (
+        f"{out}: {written} of {len(left)} answered, {run.failed} of them with an error, "
+        f"{figures['answered_before']} before; {run.tokens} tokens in {figures['seconds']} s"
+    )
+    report(figures, line, as_json=as_json, finished=not interrupt)

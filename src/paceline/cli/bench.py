@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import Interrupt, interruptible, print_json, progress_bar, remark
+from paceline.cli.output import Interrupt, end, interruptible, print_json, progress_bar, remark
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PromptError
 from paceline.measure.prompts import BUILT_IN, NOISE_TEXT, digest, read_prompts, spread
@@ -158,7 +158,7 @@ def bench(
         "batch": batch,
         "cold": cold,
     }
-    store = None if out is None else Store(out, settings)
+    store = Store(out, settings)
     results: dict[str, Any] = {
         "c_n": costs.curve(),
         "rows": [],
@@ -168,20 +168,14 @@ def bench(
         "noise_floor": noise_floor(loaded.target, loaded.tokenizer.prompt(NOISE_TEXT, raw=True)),
         "fidelity": fidelity_to_fp32(loaded, place.model) if fidelity else None,
     }
-    records = {} if store is None else {each.index: each for each in store.records}
     wanted = sum(map(len, work.groups))
-    with interruptible() as interrupt:
-        if len(records) < wanted:
+    with store, interruptible() as interrupt:
+        if len(store.records) < wanted:
             warm_up(engines, work.opening)
-        for finished in _run(engines, work, params, cold, records, interrupt):
-            if store is not None:
-                store.add(finished)
-            records.update((each.index, each) for each in finished)
-    results["resumed_after"] = [] if store is None else store.resumed_after
-    ordered = [records[index] for index in sorted(records)]
-    _report(results, ordered, engines, wanted, store, as_json)
-    if interrupt:
-        raise typer.Exit(130)
+        for finished in _run(engines, work, params, cold, store.records, interrupt):
+            store.add(finished)
+        _report(results, engines, wanted, store, out, as_json)
+    end(not interrupt, kept=out is not None)
 
 
 def _workload(
@@ -228,16 +222,17 @@ def _run(
 
 def _report(
     results: dict[str, Any],
-    records: Sequence[Record],
     engines: Mapping[str, Engine],
     wanted: int,
-    store: Store | None,
+    store: Store,
+    out: Path | None,
     as_json: bool,
 ) -> None:
     from paceline.measure import report
-    from paceline.measure.machine import dumps
     from paceline.measure.page import HINT, can_plot, page
 
+    records = [store.records[index] for index in sorted(store.records)]
+    results["resumed_after"] = store.resumed_after
     lossless = {name: bool(engine.config["lossless"]) for name, engine in engines.items()}
     table = report.rows(records, lossless)
     complete = len(records) == wanted
@@ -249,13 +244,8 @@ def _report(
         *report.remarks(table),
     ]
     results |= {"rows": table, "complete": complete, "remarks": notes}
-    if store is not None:
-        files = {
-            "results.json": dumps(results, indent=1) + "\n",
-            "results.md": report.results_page(results),
-            "report.html": page(results),
-        }
-        store.finish(files)
+    if out is not None:
+        store.finish(results, report.results_page(results), page(results))
         if not can_plot():
             remark(HINT)
     if as_json:

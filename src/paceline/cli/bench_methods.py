@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import interruptible, print_json, progress_bar, remark
-from paceline.core.cache import write_atomically
+from paceline.cli.output import end, interruptible, print_json, progress_bar, remark
 
 
 @o.spread_options
@@ -54,7 +53,7 @@ def methods(
     from paceline.measure import methods as bench
     from paceline.measure import results
     from paceline.measure.kept import Kept
-    from paceline.measure.machine import dumps, machine
+    from paceline.measure.machine import machine
     from paceline.measure.page import render
     from paceline.registry import loading
 
@@ -71,20 +70,16 @@ def methods(
         "max_new_tokens": max_new_tokens,
         "machine": machine(),
     }
-    kept = Kept(
-        None if out is None else out / "cells.jsonl",
-        about,
-        lambda each: (bench.Cell(*each["cell"]), dict(each["figures"])),
-    )
-    # What did not run is tried again: weights may have come since.
-    found = {cell: each for cell, each in dict(kept.entries).items() if "error" not in each}
     wanted = bench.cells(lines, sorted({1, batch}))
     systems = {line.system: line for line in lines}
-    left = [cell for cell in wanted if cell not in found]
     with (
+        Kept(out and out / "cells.jsonl", about, bench.read_cell) as kept,
         progress_bar("{task.completed:.0f}/{task.total:.0f}") as bar,
         interruptible() as interrupt,
     ):
+        # What did not run is tried again: weights may have come since.
+        found = {cell: each for cell, each in dict(kept.entries).items() if "error" not in each}
+        left = [cell for cell in wanted if cell not in found]
         task = bar.add_task("methods", total=len(left))
         for cell in left:
             figures = bench.measure(
@@ -121,9 +116,7 @@ def methods(
     text = f"# Methods on {loaded.source.name}\n\n" + results.table(bench.TITLES, table)
     if out is not None:
         page = render("methods.html", about=about, titles=bench.TITLES, rows=table)
-        write_atomically(out / "results.json", dumps(summary, indent=1) + "\n")
-        write_atomically(out / "results.md", text)
-        write_atomically(out / "report.html", page)
+        kept.finish(summary, text, page)
         remark(f"results.json, results.md and report.html are in {out}")
     if record is not None:
         bench.record(record, about, table)
@@ -135,8 +128,7 @@ def methods(
         remark(f"{name}: a text differs from plain decoding, which its rule does not allow")
     for name, error in failed.items():
         remark(f"{name} failed: {error}")
-    if interrupt:
-        raise typer.Exit(130)
+    end(not interrupt, kept=out is not None)
     if differing or failed:
         raise typer.Exit(1)
 

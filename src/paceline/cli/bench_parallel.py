@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import interruptible, print_json, progress_bar, remark
-from paceline.core.cache import write_atomically
+from paceline.cli.output import end, interruptible, print_json, progress_bar, remark
 from paceline.errors import InvalidOption
 
 SAMPLERS = "autoregressive;counts;counts:per_step=2;counts:per_step=4;threshold:tau=0.9"
@@ -54,7 +53,8 @@ def parallel(
     o.check_at_least_one(seeds=seeds, cases=cases, room=room)
     options = o.runtime_options(compute)
     from paceline.measure import parallel as bench
-    from paceline.measure.machine import dumps, machine
+    from paceline.measure.kept import Kept
+    from paceline.measure.machine import machine
     from paceline.measure.parallel_page import page, results_page
     from paceline.measure.parallel_tasks import TASKS, find_task
     from paceline.registry import loading
@@ -66,18 +66,16 @@ def parallel(
         bench.Setting(sampler, block or None, None if cache == "auto" else cache)
         for sampler, block, cache in product(
             _split(samplers, ";", "--samplers"),
-            _numbers(blocks, "--blocks", 0),
+            dict.fromkeys(o.numbers("--blocks", blocks, int, 0)),
             _split(caches, ";", "--caches"),
         )
         if sampler != bench.AUTOREGRESSIVE
     ]
     if bench.AUTOREGRESSIVE in _split(samplers, ";", "--samplers"):
         settings.insert(0, bench.Setting(bench.AUTOREGRESSIVE))
-    sizes = _numbers(batches, "--batches", 1)
-    cells = [
-        bench.Cell(*each)
-        for each in product(names, _numbers(templates, "--templates", 0), range(seeds), sizes)
-    ]
+    sizes = list(dict.fromkeys(o.numbers("--batches", batches, int, 1)))
+    forms = dict.fromkeys(o.numbers("--templates", templates, int, 0))
+    cells = [bench.Cell(*each) for each in product(names, forms, range(seeds), sizes)]
     loaded = loading.load_model(model, runtime=compute.runtime, options=options)
     facts = loaded.target.capabilities.denoises
     if facts is None:
@@ -103,20 +101,14 @@ def parallel(
         "machine": machine(),
     }
     run = bench.Bench(
-        canvas,
-        stream,
-        settings,
-        cells,
-        cases=cases,
-        room=room,
-        temperature=temperature,
-        path=None if out is None else out / "records.jsonl",
-        about=about,
+        canvas, stream, settings, cells, cases=cases, room=room, temperature=temperature
     )
     with (
+        Kept(out and out / "records.jsonl", about, bench.read_record) as kept,
         progress_bar("{task.completed:.0f}/{task.total:.0f}") as bar,
         interruptible() as interrupt,
     ):
+        run.keep(kept)
         task = bar.add_task("parallel", total=run.left)
         for _ in run.run(lambda: bool(interrupt)):
             bar.advance(task)
@@ -138,30 +130,17 @@ def parallel(
         "closed_forms": bench.closed_forms(),
     }
     if out is not None:
-        write_atomically(out / "results.json", dumps(results, indent=1) + "\n")
-        write_atomically(out / "results.md", results_page(results))
-        write_atomically(out / "report.html", page(results))
+        kept.finish(results, results_page(results), page(results))
         remark(f"results.json, results.md and report.html are in {out}")
     if as_json:
         print_json(results)
     else:
         typer.echo(results_page(results))
-    if interrupt:
-        raise typer.Exit(130)
+    end(not interrupt, kept=out is not None)
 
 
 def _split(text: str, by: str, option: str) -> list[str]:
     found = [each.strip() for each in text.split(by)]
     if not all(found):
         raise InvalidOption(f"{option} {text!r} has an empty name: separate names by one {by}")
-    return list(dict.fromkeys(found))
-
-
-def _numbers(text: str, option: str, least: int) -> list[int]:
-    try:
-        found = [int(each) for each in text.split(",")]
-    except ValueError as error:
-        raise InvalidOption(f"{option} takes numbers by commas, not {text!r}") from error
-    if min(found) < least:
-        raise InvalidOption(f"{option} takes numbers from {least} on, not {text!r}")
     return list(dict.fromkeys(found))

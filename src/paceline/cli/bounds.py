@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,8 +18,6 @@ from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.registry.loaded import Loaded
-
-Number = TypeVar("Number", int, float)
 
 
 @o.spread_options
@@ -55,7 +53,7 @@ def bounds(
     """
     checked = o.runtime_options(compute)
     o.check_names(compute.runtime)
-    counts = _numbers("drafts", drafts, int)
+    counts = o.numbers("--drafts", drafts, int)
     if not all(1 <= count <= 8 for count in counts):
         raise InvalidOption(f"--drafts must be between 1 and 8, not {drafts}")
     o.check_at_least_one(limit=limit, depth=depth)
@@ -66,7 +64,7 @@ def bounds(
             temperature=temperature, top_p=mass, seed=seed, max_new_tokens=max_new_tokens
         )
         for temperature, mass in itertools.product(
-            _numbers("temperatures", temperatures, float), _numbers("top-p", top_p, float)
+            o.numbers("--temperatures", temperatures, float), o.numbers("--top-p", top_p, float)
         )
     ]
     chosen = spread(BUILT_IN if prompts is None else read_prompts(prompts), limit)
@@ -118,13 +116,6 @@ def bounds(
         print_json(results)
     else:
         _print(results)
-
-
-def _numbers(name: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise InvalidOption(f"--{name} {text!r} is not numbers separated by commas") from None
 
 
 def _describe(loaded: Loaded) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from paceline.cli import options as o
-from paceline.cli.output import follow, interruptible, remark, summary, write
+from paceline.cli.output import follow, interruptible, remark, summary, telling, write
 from paceline.core.options import check_text
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PacelineError
@@ -37,10 +37,11 @@ def chat(
         stop_loops=stop_loops,
     )
     check_text("--system", system)
-    o.runtime_options(place, room)
+    options = o.runtime_options(place, room)
     o.check_names(place.runtime, drafter, speculation=rules)
 
-    engine = o.load(place, room, drafter, rules, max_batch=1, chat=chats)
+    with telling(place.model):
+        engine, _ = o.load(place, options, drafter, rules, chats, max_batch=1)
     if engine.tokenizer.chat_template is None:
         raise InvalidOption(
             "the model has no chat template: give one (--chat-template), or use paceline generate"

@@ -20,9 +20,11 @@ from paceline.cli.output import (
     print_json,
     remark,
     summary,
+    telling,
     told,
     write,
 )
+from paceline.core.cache import read_text
 from paceline.core.options import check_text
 from paceline.core.types import Denoising, SamplingParams
 from paceline.errors import InvalidOption, PromptError
@@ -96,23 +98,34 @@ def generate(
         logprobs=logprobs,
     )
     o.check_at_least_one(first_of=first_of)
-    if first_of > 1 and (params.greedy or color):
-        wrong = "--color" if color else "--temperature 0"
-        raise InvalidOption(f"--first-of does not go with {wrong}: leave out one of the two")
     denoising = Denoising(ending=ending, steps=show_steps)  # type: ignore[arg-type]
     check_text("--system", system)
-    if raw and system:
-        raise InvalidOption("--raw has no place for --system: leave out one of the two")
     constrain = _constraint(json_schema, regex, grammar)
-    if first_of > 1 and constrain is not None:
-        raise InvalidOption("--first-of does not go with a constraint: leave out one of the two")
-    o.runtime_options(place, room)
+    several = {
+        "--temperature 0, the default": params.greedy,
+        "--color": color,
+        "a constraint": constrain is not None,
+        "--show-steps": show_steps,
+        f"--ending {ending}": ending != "fill",
+    }
+    for first, others in (
+        ("--first-of", several if first_of > 1 else {}),
+        ("--raw", {"--system": raw and system}),
+        ("--json", {"--color": as_json and color}),
+    ):
+        for second, wrong in others.items():
+            if wrong:
+                raise InvalidOption(f"{first} does not go with {second}: leave out one of the two")
+    if logprobs is not None and not as_json:
+        raise InvalidOption("--logprobs are printed with --json alone: give both")
+    options = o.runtime_options(place, room)
     o.check_names(place.runtime, drafter, speculation=rules)
     text = _read(prompt, raw)
 
     from paceline.engine.engine import Event
 
-    engine = o.load(place, room, drafter, rules, max_batch=first_of, canvas=canvas, chat=chats)
+    with telling(place.model):
+        engine, _ = o.load(place, options, drafter, rules, chats, first_of, canvas)
     params = sampling.complete(params, engine)
     asked_for = None if denoising == Denoising() else denoising
     film = Film(engine, live=not as_json) if show_steps else None
@@ -205,10 +218,7 @@ def _constraint(
 
 
 def _file(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InvalidOption(f"{path} cannot be read as a text file: name another") from error
+    return read_text(path, f"{path} cannot be read as a text file", "name another")
 
 
 def _report(engine: Any, completion: Any, config: dict[str, Any]) -> dict[str, Any]:

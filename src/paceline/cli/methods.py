@@ -45,8 +45,8 @@ def methods(
     With --weights: what each file of trained weights is, what it was trained on and by which
     command, and how it does on held-out text.
     """
-    if weights and markdown:
-        raise InvalidOption("--weights has no --markdown: use --json")
+    if markdown and (weights or as_json):
+        raise InvalidOption("--markdown stands alone: leave out --weights and --json")
     if weights:
         from paceline.networks.weights import shipped_cards
 

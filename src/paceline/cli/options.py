@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from paceline.cli.output import remark, telling
+from paceline.cli.output import remark
 from paceline.core.options import split_options
 from paceline.core.target import RuntimeOptions
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
+from paceline.models.generation import completed, told
 from paceline.registry import table as registry
 from paceline.registry.expressions import check_drafter
 from paceline.sampling.processors import sampler_names
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from paceline.engine.engine import Engine
+    from paceline.models.source import ModelSource
     from paceline.training.trainer import Recipe
+
+Number = TypeVar("Number", int, float)
 
 Model = Annotated[
     str, typer.Option(help="smollm2-135m, a GGUF file, a Hugging Face directory, or a hub id.")
@@ -230,17 +235,11 @@ class SamplingOptions:
 
     def complete(self, params: SamplingParams, engine: Engine) -> SamplingParams:
         """Return parameters with what the model's files ask for where no option says otherwise."""
-        asked = {k: v for k, v in engine.defaults.items() if k not in self.given()}
-        if not asked:
-            return params
-        told = ", ".join(f"{name} {value:g}" for name, value in asked.items())
-        try:
-            params = replace(params, **asked)  # type: ignore[arg-type]
-        except InvalidOption as error:
-            raise InvalidOption(
-                f"the model's files ask for {told}: {error}: give --no-generation-config"
-            ) from error
-        remark(f"as the model's files ask: {told} (--no-generation-config leaves it out)")
+        params, asked = completed(params, engine.defaults, self.given())
+        if asked:
+            remark(
+                f"as the model's files ask: {told(asked)} (--no-generation-config leaves it out)"
+            )
         return params
 
 
@@ -378,27 +377,48 @@ def check_names(
 
 def load(
     place: ModelOptions,
-    room: ResourceOptions,
+    options: RuntimeOptions,
     drafter: str,
     rules: SpeculationOptions,
+    chats: ChatOptions,
     max_batch: int,
     canvas: CanvasOptions | None = None,
-    *,
-    chat: ChatOptions,
-) -> Engine:
+) -> tuple[Engine, ModelSource]:
     """Load the engine that the options ask for; errors as of `paceline.load`."""
-    with telling(place.model):
-        from paceline.registry import loading
+    from paceline.registry import loading
 
-        return loading.load(
-            **asdict(place),
-            **asdict(room),
-            **asdict(chat),
-            drafter=drafter,
-            **asdict(rules),
-            max_batch=max_batch,
-            **asdict(canvas or CanvasOptions()),
-        )
+    canvas = canvas or CanvasOptions()
+    loading.check_canvas(canvas.sampler, canvas.canvas_cache)
+    loaded = loading.load_model(
+        place.model,
+        runtime=place.runtime,
+        options=options,
+        denoiser=place.denoiser,
+        chat_template=chats.chat_template,
+        fold_system=chats.fold_system,
+    )
+    engine = loading.make_engine(
+        loaded,
+        drafter=drafter,
+        **asdict(rules),
+        **asdict(canvas),
+        max_batch=max_batch,
+        generation_config=chats.generation_config,
+    )
+    return engine, loaded.source
+
+
+def numbers(
+    option: str, text: str, kind: Callable[[str], Number], least: float = -math.inf
+) -> list[Number]:
+    """Read numbers separated by commas; InvalidOption if one is none, or is below `least`."""
+    try:
+        found = [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidOption(f"{option} {text!r} is not numbers separated by commas") from None
+    if not all(each >= least for each in found):
+        raise InvalidOption(f"{option} takes numbers from {least:g} on, not {text!r}")
+    return found
 
 
 _OPTION = re.compile(r"\s*[\w-]+\s*=")

@@ -316,12 +316,19 @@ def train_with_bar(run: TrainingRun[Any]) -> bool:
 
 
 def report(figures: Mapping[str, Any], line: str, *, as_json: bool, finished: bool) -> None:
-    """Print the figures of a training, or a line for people; exit 130 if it was interrupted."""
+    """Print the figures of a run, or a line for people; exit 130 if it was interrupted."""
     if as_json:
         print_json(figures)
     else:
         typer.echo(line)
+    end(finished)
+
+
+def end(finished: bool, kept: bool = True) -> None:
+    """Exit 130 after Ctrl-C, and say that the same command goes on where something was kept."""
     if not finished:
+        if kept:
+            remark("interrupted: the same command goes on")
         raise typer.Exit(130)
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import tomllib
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import options as o
+from paceline.core.cache import read_text
 from paceline.errors import InvalidOption
+from paceline.models.generation import told
 from paceline.serving.settings import Settings
 
 if TYPE_CHECKING:
     from paceline.serving.model import ServedModel
+
+
+_TOML = "give a TOML file"
 
 
 def _configured(context: typer.Context, path: Path | None) -> Path | None:
@@ -24,11 +28,9 @@ def _configured(context: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidOption(
-            f"--config {path} cannot be read ({error}): give a TOML file"
-        ) from error
+        values = tomllib.loads(read_text(path, f"--config {path} cannot be read", _TOML))
+    except ValueError as error:
+        raise InvalidOption(f"--config {path} cannot be read ({error}): {_TOML}") from error
     given = {name.replace("-", "_"): value for name, value in values.items()}
     known = {each.name for each in context.command.params if each.name}
     unknown = sorted(set(given) - known)
@@ -75,32 +77,15 @@ def serve(
         ) from error
 
     def load() -> ServedModel:
-        from paceline.registry import loading
         from paceline.serving.model import ServedModel
 
-        loaded = loading.load_model(
-            place.model,
-            runtime=place.runtime,
-            options=options,
-            denoiser=place.denoiser,
-            chat_template=chats.chat_template,
-            fold_system=chats.fold_system,
-        )
-        engine = loading.make_engine(
-            loaded,
-            drafter=drafter,
-            **asdict(rules),
-            **asdict(canvas),
-            max_batch=settings.max_batch,
-            generation_config=chats.generation_config,
-        )
+        engine, source = o.load(place, options, drafter, rules, chats, settings.max_batch, canvas)
         if engine.defaults:
             log = logging.getLogger("paceline.serving")
-            told = ", ".join(f"{name} {value:g}" for name, value in engine.defaults.items())
-            log.info("where clients say nothing, as the model's files ask: %s", told)
-        loaded.tokenizer.prompt("warm")  # the template is compiled before the first request
-        names = settings.served_name or [loaded.source.name]
-        source = loaded.source
+            asked = told(engine.defaults)
+            log.info("where clients say nothing, as the model's files ask: %s", asked)
+        engine.tokenizer.prompt("warm")  # the template is compiled before the first request
+        names = settings.served_name or [source.name]
         model = ServedModel(
             engine, names, source.fingerprint, str(source.path), source.config.pooling
         )
@@ -114,10 +99,8 @@ def serve(
 def _keys(path: str | None) -> tuple[str, ...]:
     given = os.environ.get("PACELINE_API_KEY", "").split()
     if path is not None:
-        try:
-            given += Path(path).read_text(encoding="utf-8").split()
-        except (OSError, ValueError) as error:
-            raise InvalidOption(f"--api-key-file {path} cannot be read ({error})") from error
+        said = f"--api-key-file {path} cannot be read"
+        given += read_text(Path(path), said, "give a file of one key per line").split()
         if not given:
             raise InvalidOption(f"--api-key-file {path} holds no key: give one per line")
     for key in given:

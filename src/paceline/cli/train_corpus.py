@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import interruptible, print_json, progress_bar
+from paceline.cli.output import interruptible, progress_bar, report
 from paceline.errors import PromptError
 from paceline.version import __version__
 
@@ -67,9 +67,5 @@ def corpus(
     if not written and not interrupt:
         raise PromptError(f"{', '.join(map(str, files))} holds no text: give another corpus")
     figures = {"folder": str(out), "texts": written, "tokens": tokens, "complete": not interrupt}
-    if as_json:
-        print_json(figures)
-    else:
-        typer.echo(f"{out}: {written} texts of {tokens} tokens")
-    if interrupt:
-        raise typer.Exit(130)
+    line = f"{out}: {written} texts of {tokens} tokens"
+    report(figures, line, as_json=as_json, finished=not interrupt)

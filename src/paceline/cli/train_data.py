@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import interruptible, print_json, progress_bar
-from paceline.errors import InvalidOption
+from paceline.cli.output import interruptible, progress_bar, report
 from paceline.version import __version__
 
 if TYPE_CHECKING:
@@ -46,8 +45,8 @@ def data(
     Ctrl-C keeps every finished shard; the same command goes on, and gives the same texts as a run
     that was never stopped.
     """
-    if texts < 1 or batch < 1:
-        raise InvalidOption("--texts and --batch must be 1 or more")
+    o.check_at_least_one(texts=texts, batch=batch)
+    warmth = o.numbers("--temperatures", temperatures, float)
     checked = o.runtime_options(computing)
 
     from paceline.registry import loading
@@ -55,7 +54,7 @@ def data(
     from paceline.training.data import SHARD, Plan, Shards, prompts_digest, read_texts, write_texts
 
     given = read_texts(prompts) if prompts else []
-    plan = Plan(given, self_written, _numbers(temperatures), new_tokens, seed=seed)
+    plan = Plan(given, self_written, tuple(warmth), new_tokens, seed=seed)
     loaded = loading.load_model(model, runtime=computing.runtime, options=checked)
     capabilities = loaded.target.capabilities
     shards = Shards(
@@ -118,22 +117,9 @@ def data(
         "complete": not interrupt,
         "settings": shards.settings,
     }
-    if as_json:
-        print_json(figures)
-    else:
-        typer.echo(
-            f"{out}: {figures['texts']} texts of {figures['tokens']} tokens "
-            f"({figures['answer_tokens']} in answers); wrote {written} tokens in {seconds:.0f} s, "
-            f"{figures['tokens_per_second']} per second"
-        )
-    if interrupt:
-        raise typer.Exit(130)
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(each) for each in text.split(","))
-    except ValueError as error:
-        raise InvalidOption(
-            f"--temperatures must be numbers with commas between, not {text!r}"
-        ) from error
+    line = (
+        f"{out}: {figures['texts']} texts of {figures['tokens']} tokens "
+        f"({figures['answer_tokens']} in answers); wrote {written} tokens in {seconds:.0f} s, "
+        f"{figures['tokens_per_second']} per second"
+    )
+    report(figures, line, as_json=as_json, finished=not interrupt)

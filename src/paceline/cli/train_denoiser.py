@@ -126,7 +126,7 @@ def denoiser(
         f"{out}: {run.step} updates in {run.course.seconds:.0f} s; right on held-out cases: {said}"
     )
     if not finished:
-        line = f"{checkpoint}: {run.step} of {steps} updates; the same command goes on"
+        line = f"{checkpoint}: {run.step} of {steps} updates"
     report(figures, line, as_json=as_json, finished=finished)
 
 

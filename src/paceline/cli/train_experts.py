@@ -73,7 +73,7 @@ def experts(
     checkpoint = out.with_name(f"{out.name}.checkpoint")
     run = ExpertTraining(recipe, checkpoint_at=checkpoint)
     finished = train_with_bar(run)
-    line = f"{checkpoint}: {run.step} of {steps} updates; the same command goes on"
+    line = f"{checkpoint}: {run.step} of {steps} updates"
     figures = {"out": str(out), "steps": run.step, "finished": finished}
     if finished:
         quality = run.judge()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import interruptible, print_json, progress_bar
+from paceline.cli.output import end, interruptible, print_json, progress_bar
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.measure.prompts import BUILT_IN, digest, read_prompts
@@ -119,8 +119,7 @@ def tune(
             loaded, tasks, seconds, interrupted=lambda: interrupt.requested, watch=watch
         )
     _report(outcomes, as_json)
-    if interrupt:
-        raise typer.Exit(130)
+    end(not interrupt)
 
 
 def _kinds(decoding: str, temperature: float) -> tuple[Kind, ...]:

@@ -1,14 +1,20 @@
-"""Cache directory of downloaded models and files built from them."""
+"""Cache directory of downloaded models, and files that are written whole or line by line."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+import stat
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
+from typing import TypeVar
 
-from paceline.errors import InvalidOption, ModelError
+from paceline.errors import InvalidOption, ModelError, PacelineError
+
+T = TypeVar("T")
 
 # Atomic file writes.
 
@@ -74,3 +80,88 @@ def write_atomically(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def read_text(
+    path: Path, said: str, advice: str, error: type[PacelineError] = InvalidOption
+) -> str:
+    """Return a text file; raise `error` as "`said` (reason): `advice`" if that fails."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as found:
+        reason = getattr(found, "strerror", None) or "not UTF-8 text"
+        raise error(f"{said} ({reason}): {advice}") from found
+
+
+# Files that lines are appended to.
+
+_FAR = 2**40
+
+
+class Locked(InvalidOption):
+    """Another process writes the file."""
+
+
+def open_lines(path: Path, read: Callable[[list[bytes]], T]) -> tuple[FileIO, T]:
+    """Open a file to append lines to, locked until it is closed or the process ends.
+
+    Returns it, without a buffer, and what `read` makes of its whole lines. A last line that was
+    not finished is then cut off; a file that `read` refuses is left as it is.
+
+    Raises:
+        InvalidOption: the file cannot be written, or another process writes it (Locked).
+    """
+    try:
+        file = path.open("a+b", buffering=0)
+    except OSError as error:
+        raise InvalidOption(
+            f"{path} cannot be written ({error.strerror or error}): give another file"
+        ) from error
+    try:
+        data = b""
+        if _on_disk(file):
+            if not _lock(file):
+                raise Locked(
+                    f"{path} is being written by another run: wait for its end, or give another "
+                    "file"
+                )
+            file.seek(0)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        found = read(whole.splitlines())
+        if len(whole) < len(data):
+            file.truncate(len(whole))
+    except BaseException:
+        file.close()
+        raise
+    return file, found
+
+
+def append(file: FileIO, data: bytes) -> None:
+    """Write all of `data`, and wait until the disk has it; raises OSError."""
+    while data:
+        data = data[file.write(data) :]
+    if _on_disk(file):
+        os.fsync(file.fileno())
+
+
+def _on_disk(file: FileIO) -> bool:
+    # Devices and pipes hold no lines, and cannot be waited for.
+    return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+
+
+def _lock(file: FileIO) -> bool:
+    # The system's own lock, which ends with the process however that ends.
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(_FAR)  # Windows locks bytes against reading too: one that is never written
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -191,7 +191,7 @@ class Speculation:
             return budget
         sizes = [size for size in (self.nodes, self.depth) if size is not None]
         nodes = budget.nodes if self.nodes is None else min(budget.nodes, self.nodes)
-        return Budget(nodes, min(budget.depth, *sizes), budget.least)
+        return replace(budget, nodes=nodes, depth=min(budget.depth, *sizes))
 
 
 UNLIMITED = Speculation()
@@ -303,6 +303,8 @@ LARGEST = 1e6
 # Order in which samplers apply. Penalties and DRY stand first in any order.
 SAMPLERS: tuple[str, ...] = ("penalties", "dry", "temperature", "top_n_sigma", "top_k", "typ_p")
 SAMPLERS += ("top_p", "min_p", "xtc")
+# Samplers that mean nothing at temperature 0, and the values that turn them off.
+OF_CHANCE = {"typical_p": 1, "dynatemp_range": 0, "xtc_probability": 0, "mirostat": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,9 +447,8 @@ class SamplingParams:
         rule = f"a tuple of {', '.join(SAMPLERS)}, once each, penalties and dry before the others"
         right = known and len(set(order)) == len(order) and early == sorted(early, reverse=True)
         check(right, "samplers", rule)
-        needy = {"typical_p": 1, "dynatemp_range": 0, "xtc_probability": 0, "mirostat": 0}
-        for name in needy if self.greedy else ():
-            if getattr(self, name) != needy[name]:
+        for name, off in OF_CHANCE.items() if self.greedy else ():
+            if getattr(self, name) != off:
                 raise InvalidOption(
                     f"{name} has no meaning at temperature 0, which takes the most likely token: "
                     "raise temperature, or leave it out"

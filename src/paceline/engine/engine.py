@@ -330,11 +330,17 @@ class Engine:
             prompt = self.prepare(prompt, params, **options)
         elif params is not None or options:
             raise InvalidOption("a prepared request has its parameters: give them to prepare")
-        with self._turns:
-            request = self._start(prompt)
-            if mailed:  # events are stored until `_read`, no matter which caller drives the steps
-                self._mail[request] = deque()
-        self._tidy()
+        request = None
+        try:
+            with self._turns:
+                request = self._start(prompt)
+                if mailed:  # events are stored until `_read`, whichever caller drives the steps
+                    self._mail[request] = deque()
+            self._tidy()
+        except BaseException:  # of Ctrl-C, which has waited for the end of the turn
+            if request is not None:
+                self._drop(request)
+            raise
         return request
 
     def _start(self, prompt: Prepared) -> int:
@@ -410,12 +416,12 @@ class Engine:
     def cancel(self, request: int) -> Completion | None:
         """End a request. Return its completion so far (also its stream's last event), or None."""
         with self._turns:
-            self._kept = [event for event in self._kept if event.request != request]
             completion = self._cancel(request)
         self._tidy()
         return completion
 
     def _cancel(self, request: int) -> Completion | None:
+        self._kept = [event for event in self._kept if event.request != request]
         for each in self.scheduler:
             if each.sequence.id == request:
                 each.sequence.finish_reason = "cancelled"
@@ -448,6 +454,7 @@ class Engine:
                     self._advance()
                 if not mail and all(each.sequence.id != request for each in self.scheduler):
                     raise EngineFailed("an interrupted step has lost the request: ask again")
+            self._tidy()
         event = mail.popleft()
         if event.error is not None:
             raise event.error
@@ -460,7 +467,6 @@ class Engine:
 
     def _drop(self, request: int) -> None:
         # Finalisers come here too, from any thread and in the midst of a step: nothing waits.
-        self._mail.pop(request, None)
         self._dropped.append(request)
         self._tidy()
 
@@ -473,7 +479,9 @@ class Engine:
 
     def _cancel_dropped(self) -> None:
         while self._dropped:
-            self._cancel(self._dropped.popleft())
+            request = self._dropped.popleft()
+            self._cancel(request)
+            self._mail.pop(request, None)
 
     def _resume(self, sequence: Sequence, tokens: List[int], transcript: Transcript) -> None:
         # From here on the request is like a preempted one: its tokens are read with the prompt.

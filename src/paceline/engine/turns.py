@@ -26,7 +26,6 @@ class Turns:
         """Say whether what it guards works in a process that was forked off."""
         self._survives = survives_fork
         self._lost: str | None = None
-        self._owner: int | None = None
         self._held: _Held
         self.renew()
         _ALL.add(self)
@@ -34,22 +33,25 @@ class Turns:
     def __enter__(self) -> None:
         if self._lost is not None:
             raise EngineFailed(self._lost)
-        if self._owner == threading.get_ident():
+        if threading.get_ident() in self._inside:
             raise EngineFailed("a step cannot call its own engine: use another engine")
         self._take(wait=True)
 
     def __exit__(self, _kind: object, error: object, _at: object) -> None:
-        held, self._owner = self._held, None
+        held = self._held
         self._turn.release()
+        self._inside.discard(threading.get_ident())
         held.release(told=isinstance(error, KeyboardInterrupt))
 
     def now(self) -> bool:
         """Enter if that needs no waiting, as finalisers must; `__exit__` ends the turn."""
-        return self._lost is None and self._take(wait=False)
+        free = self._lost is None and threading.get_ident() not in self._inside
+        return free and self._take(wait=False)
 
     def renew(self) -> None:
         """Begin anew, as a process that was forked off."""
         self._asking, self._turn = threading.Lock(), threading.Lock()
+        self._inside: set[int] = set()  # threads that ask or have the turn
 
     def forked(self) -> None:
         if self._turn.locked():
@@ -60,17 +62,19 @@ class Turns:
 
     def _take(self, wait: bool) -> bool:
         held, taken = _Held(), False
+        self._inside.add(threading.get_ident())
         try:
             if wait:
                 with self._asking:  # a thread that has just had a turn stands behind the others
                     taken = self._turn.acquire()
             else:
                 taken = self._turn.acquire(blocking=False)
+            if taken:
+                self._held = held
         finally:
             if not taken:
+                self._inside.discard(threading.get_ident())
                 held.release()
-        if taken:
-            self._owner, self._held = threading.get_ident(), held
         return taken
 
 

@@ -1,14 +1,14 @@
-"""A file of JSON lines that a run goes on from."""
+"""Measurements of a run in a file of JSON lines, which a later run goes on from."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from paceline.core.cache import write_atomically
+from paceline.core.cache import append, open_lines, write_atomically
 from paceline.errors import InvalidOption
 from paceline.measure.machine import dumps
 
@@ -16,66 +16,75 @@ T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """Entries of a run below a header with its settings. Without a path nothing is kept."""
+    """Entries below the settings they were made with, and results in files beside them.
+
+    Without a path nothing is kept. Until it is closed no other run writes the file.
+    """
 
     def __init__(
-        self,
-        path: Path | None,
-        settings: Mapping[str, Any],
-        parse: Callable[[dict[str, Any]], T],
+        self, path: Path | None, settings: Mapping[str, Any], read: Callable[[dict[str, Any]], T]
     ) -> None:
-        """Read what is there. Lines that `parse` does not take were cut by a crash, and go.
+        """Take over the entries that `read` makes something of, or make the file.
 
-        Raises:
-            InvalidOption: the file is of other settings, is none of a run, or cannot be written.
+        InvalidOption: it is of other settings, is no such file, or cannot be written.
         """
         self.entries: list[T] = []
-        self._path = path
+        self._file = None
         if path is None:
             return
-        good = [dumps({"settings": settings})]
-        with writing(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists():
-                first, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-                self._compare(path, first, json.loads(good[0])["settings"])
-                for line in lines:
-                    try:
-                        self.entries.append(parse(json.loads(line)))
-                    except (ValueError, LookupError, TypeError, AttributeError):
-                        continue
-                    good.append(line)
-            write_atomically(path, "".join(line + "\n" for line in good))
+        self._path, self._read = path, read
+        self._settings = json.loads(dumps(settings))
+        with self._writing():
+            if not path.exists():
+                write_atomically(path, dumps({"settings": settings}) + "\n")
+            self._file, self.entries = open_lines(path, self._known)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
 
     def append(self, *entries: Mapping[str, Any]) -> None:
         """Append entries; InvalidOption if the disk refuses."""
-        if self._path is not None:
-            with writing(self._path.parent), self._path.open("a", encoding="utf-8") as file:
-                file.write("".join(dumps(entry) + "\n" for entry in entries))
+        if self._file is not None:
+            with self._writing():
+                append(self._file, "".join(dumps(each) + "\n" for each in entries).encode())
 
-    @staticmethod
-    def _compare(path: Path, header: str, settings: dict[str, Any]) -> None:
+    def finish(self, results: Mapping[str, Any], text: str, page: str) -> None:
+        """Write results.json, results.md and report.html; InvalidOption as for `append`."""
+        figures = dumps(results, indent=1) + "\n"
+        files = {"results.json": figures, "results.md": text, "report.html": page}
+        with self._writing():
+            for name, content in files.items():
+                write_atomically(self._path.with_name(name), content)
+
+    def _known(self, lines: list[bytes]) -> list[T]:
         try:
-            earlier = json.loads(header)["settings"]
-            different = [k for k in settings.keys() | earlier if settings.get(k) != earlier.get(k)]
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            earlier, now = json.loads(lines[0])["settings"], self._settings
+            different = sorted(k for k in now.keys() | earlier if now.get(k) != earlier.get(k))
+        except (IndexError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidOption(
-                f"{path} is not a bench's: give another --out or remove it"
+                f"{self._path} is not a bench's: give another --out or remove it"
             ) from error
         if different:
             raise InvalidOption(
-                f"{path.parent} holds a bench with other settings "
-                f"({', '.join(sorted(different))}): give another --out, or the same settings to "
-                "resume"
+                f"{self._path.parent} holds a bench with other settings ({', '.join(different)}): "
+                "give another --out, or the same settings to resume"
             )
+        found = []
+        for line in lines[1:]:
+            with suppress(ValueError, KeyError, TypeError, AttributeError):  # of a crash
+                found.append(self._read(json.loads(line)))
+        return found
 
-
-@contextmanager
-def writing(directory: Path) -> Iterator[None]:
-    """Raise InvalidOption for what the system says of a directory."""
-    try:
-        yield
-    except OSError as error:
-        raise InvalidOption(
-            f"cannot write to {directory} ({error.strerror or error}): give another --out"
-        ) from error
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InvalidOption(
+                f"cannot write to {self._path.parent} ({error.strerror or error}): give another "
+                "--out"
+            ) from error

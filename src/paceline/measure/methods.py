@@ -107,6 +107,11 @@ class Cell(NamedTuple):
     turned: bool = False
 
 
+def read_cell(entry: Mapping[str, Any]) -> tuple[Cell, dict[str, Any]]:
+    """Return what was kept of a cell and its figures."""
+    return Cell(*entry["cell"]), dict(entry["figures"])
+
+
 def cells(of: Sequence[Line], batches: Sequence[int]) -> list[Cell]:
     """Return what is measured: the paper's sizes at the first batch, ours also at the others.
 

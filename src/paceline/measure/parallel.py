@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import permutations, product
 from math import log
-from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -86,6 +85,11 @@ class Record:
     log_p: float | None
 
 
+def read_record(entry: Mapping[str, Any]) -> Record:
+    """Return a record that was kept."""
+    return Record(**{**entry, "cell": Cell(*entry["cell"])})
+
+
 class Bench:
     """Run settings over cells; records are appended to a file, and found there again."""
 
@@ -99,13 +103,8 @@ class Bench:
         cases: int,
         room: int,
         temperature: float = 0.0,
-        path: Path | None = None,
-        about: Mapping[str, Any] | None = None,
     ) -> None:
-        """Bind engines of a model; `left` decodes its autoregressive stream, if it has one.
-
-        InvalidOption: the file at `path` holds records of other settings, or is none of these.
-        """
+        """Bind engines of a model; `left` decodes its autoregressive stream, if it has one."""
         if left is None and any(each.sampler == AUTOREGRESSIVE for each in settings):
             raise InvalidOption(
                 f"the model cannot decode from left to right: leave out {AUTOREGRESSIVE}"
@@ -117,11 +116,12 @@ class Bench:
         self._canvas, self._left = canvas, left
         self._settings, self._cells = settings, cells
         self._cases, self._room, self._temperature = cases, room, temperature
-        self._kept = Kept(
-            path, about or {}, lambda each: Record(**{**each, "cell": Cell(*each["cell"])})
-        )
-        for record in self._kept.entries:
-            self.records[record.setting, record.cell] = record
+        self._kept: Kept[Record] | None = None
+
+    def keep(self, kept: Kept[Record]) -> None:
+        """Take over the records of an earlier run, and append to them."""
+        self._kept = kept
+        self.records |= {(each.setting, each.cell): each for each in kept.entries}
 
     @property
     def left(self) -> int:
@@ -139,7 +139,8 @@ class Bench:
                     return
                 record = self._measure(setting, cell)
                 self.records[setting.label, cell] = record
-                self._kept.append(asdict(record))
+                if self._kept is not None:
+                    self._kept.append(asdict(record))
                 yield record
 
     def _measure(self, setting: Setting, cell: Cell) -> Record:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from paceline.core.cache import read_text
 from paceline.errors import PromptError
 
 
@@ -22,18 +23,10 @@ class BenchPrompt:
     turns: tuple[str, ...]
 
 
-def read_text(path: Path, what: str, advice: str) -> str:
-    """Return the text of a file; PromptError, which ends in `advice`, if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise PromptError(f"cannot read {what} {path} ({reason}): {advice}") from error
-
-
 def read_prompts(path: Path) -> list[BenchPrompt]:
     """Read JSONL with `question_id`, `category`, `turns`; PromptError if malformed or empty."""
-    lines = read_text(path, "prompts from", "give a JSONL file").split("\n")
+    said = f"cannot read prompts from {path}"
+    lines = read_text(path, said, "give a JSONL file", PromptError).split("\n")
     prompts = [_parse(path, n, line) for n, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise PromptError(f"{path} holds no prompts: give a JSONL file with a prompt on each line")

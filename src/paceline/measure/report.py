@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.cache import write_atomically
 from paceline.core.metrics import GenerationStats
-from paceline.measure.kept import Kept, writing
+from paceline.measure.kept import Kept
 from paceline.measure.results import table
 from paceline.measure.run import Record
 
@@ -232,38 +231,29 @@ def results_page(results: Mapping[str, Any]) -> str:
 
 # The directory of a bench:
 
-_RAW = "prompts.jsonl"
 _RESUMED = "resumed_after"
 
 
-class Store(Kept[Record | None]):
+class Store(Kept[Record | int]):
     """`prompts.jsonl`: settings, a record per finished prompt, and a line per resumption."""
 
-    def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
-        """Open a directory, new or left by a run with the same settings; InvalidOption if not."""
-        self.resumed_after: list[int] = []  # finished prompts at each resumption
-        super().__init__(directory / _RAW, settings, self._read)
-        self._directory = directory
-        self.records = [each for each in self.entries if each]  # of earlier runs
-        self._fresh = bool(self.records)
+    def __init__(self, directory: Path | None, settings: Mapping[str, Any]) -> None:
+        """Open a directory as `Kept` does; None keeps nothing."""
+        super().__init__(directory and directory / "prompts.jsonl", settings, _entry)
+        self.records = {each.index: each for each in self.entries if isinstance(each, Record)}
+        # Finished prompts at each resumption.
+        self.resumed_after = [each for each in self.entries if isinstance(each, int)]
+        self._resumes = bool(self.records)
 
     def add(self, records: Sequence[Record]) -> None:
         """Append finished records; InvalidOption if the disk refuses."""
-        resumed: list[dict[str, Any]] = []
-        if self._fresh:
+        if self._resumes:
             self.resumed_after.append(len(self.records))
-            resumed = [{_RESUMED: len(self.records)}]
-        self._fresh = False
-        self.append(*resumed, *(each.as_dict() for each in records))
+            self.append({_RESUMED: len(self.records)})
+            self._resumes = False
+        self.append(*(record.as_dict() for record in records))
+        self.records.update((record.index, record) for record in records)
 
-    def finish(self, files: Mapping[str, str]) -> None:
-        """Write texts by file name, atomically; InvalidOption as for `append`."""
-        with writing(self._directory):
-            for name, text in files.items():
-                write_atomically(self._directory / name, text)
 
-    def _read(self, entry: dict[str, Any]) -> Record | None:
-        if _RESUMED not in entry:
-            return Record.from_dict(entry)
-        self.resumed_after.append(int(entry[_RESUMED]))
-        return None
+def _entry(found: dict[str, Any]) -> Record | int:
+    return int(found[_RESUMED]) if _RESUMED in found else Record.from_dict(found)

@@ -76,6 +76,7 @@ FEW_LEVELS = 4  # depth of those: a draft model may take long for a level; chose
 OFTEN = 8  # drafts of a sequence until a draft model reads more than its last tokens; chosen
 FIRST_READ = 64  # those tokens; chosen
 BEGIN = 4.0  # steps' time that a part may take before it is judged; chosen
+JUDGED = 8  # drafts after which it is judged in any case, the first not counted; chosen
 TRIALS = 0.005  # of the time goes into drafts that did not pay, per part and kind of first draft
 TRIAL_COUNTS = 8  # drafts that one after many steps without counts for, so that change is noticed
 READING_MEMORY = 0.8  # per reading: prompts differ little; chosen

@@ -324,11 +324,12 @@ class Plan:
         check(self.greedy_tokens >= 2, "greedy_tokens", "2 or more")
         samples = self.samples
         check(samples == 0 or 20 <= samples <= 10**6, "samples", "0 (none), or 20 to a million")
+        check(bool(samples or self.greedy_prompts), "samples", "20 or more without greedy_prompts")
         check(2 <= self.tokens <= 64, "tokens", "from 2 to 64")
         temperature = self.temperature
         check(math.isfinite(temperature) and temperature > 0, "temperature", "more than 0")
         check(0 < self.level < 0.5, "level", "between 0 and 0.5")
-        check(self.near_tie >= 0, "near_tie", "0 or more")
+        check(0 <= self.near_tie < math.inf, "near_tie", "0 or more, and finite")
         check(self.seed >= 0, "seed", "0 or more")
 
     def as_dict(self) -> dict[str, Any]:

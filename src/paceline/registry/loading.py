@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from paceline.core.cache import read_text
 from paceline.core.options import split_options
 from paceline.core.target import BlockTarget, RuntimeOptions, TakesMaskRows
 from paceline.core.types import Denoising, SamplingParams
@@ -95,11 +96,13 @@ def load_model(
         raise RuntimeUnavailable(
             f"runtime '{name}' is not installed: pip install 'paceline[{name}]'"
         )
-    if options.kv_precision is not None and name != "cpu":
-        raise InvalidOption(
-            f"runtime '{name}' keeps keys and values as the model computes them: leave out "
-            f"kv_precision {options.kv_precision}, or use runtime cpu"
-        )
+    for each in ("kv_precision", "kv_tokens", "prefix_tokens"):
+        value = getattr(options, each)
+        if value and name != "cpu" and (name, each) != ("reference", "kv_precision"):
+            raise InvalidOption(
+                f"runtime '{name}' keeps keys and values as the model computes them, sequence by "
+                f"sequence: leave out {each} {value}, or use runtime cpu"
+            )
     if source.denoiser and name == "transformers":
         raise InvalidOption(f"runtime 'transformers' fills no canvas of {model}: use cpu or torch")
     if options.max_context is not None and name != "transformers" and not drafts:
@@ -127,13 +130,8 @@ def _template(given: str) -> str:
     # A file, or the text itself.
     if "{{" in given or "{%" in given:
         return given
-    try:
-        return Path(given).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InvalidOption(
-            f"chat template {given} cannot be read ({getattr(error, 'strerror', None) or error}): "
-            "give a Jinja file, or the text itself"
-        ) from error
+    said = f"chat template {given} cannot be read"
+    return read_text(Path(given).expanduser(), said, "give a Jinja file, or the text itself")
 
 
 def _mask_rows(named: str, source: ModelSource) -> MaskRows:
@@ -323,6 +321,14 @@ def _canvas_engine(loaded: Loaded, canvas: Denoising, limits: dict[str, Any]) ->
     return Engine(decoder, loaded.tokenizer, config=config, **limits)
 
 
+def check_canvas(sampler: str | None, canvas_cache: str | None) -> None:
+    """Find mistakes before anything is loaded; InvalidOption names them."""
+    if sampler is not None and sampler != AUTOREGRESSIVE:
+        make_sampler(sampler)
+    if canvas_cache is not None:
+        make_plan(canvas_cache)
+
+
 def load(
     model: str = DEFAULT_MODEL,
     *,
@@ -393,10 +399,7 @@ def load(
     options = RuntimeOptions(
         device, precision, threads, max_context, kv_tokens, prefix_tokens, kv_precision
     )
-    if sampler is not None and sampler != AUTOREGRESSIVE:
-        make_sampler(sampler)  # a mistake is told before anything is loaded
-    if canvas_cache is not None:
-        make_plan(canvas_cache)
+    check_canvas(sampler, canvas_cache)
     loaded = load_model(
         model,
         runtime=runtime,

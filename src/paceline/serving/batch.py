@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from io import FileIO, RawIOBase
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from paceline.core.cache import append, open_lines
+from paceline.core.options import check_text
 from paceline.errors import EngineFailed, InvalidOption, PacelineError
 from paceline.serving.fill import plan_filling
 from paceline.serving.http import described, encoded
@@ -45,11 +45,6 @@ ROUTES: dict[str, tuple[type[Body], Callable[[ServedModel, Any], Plan], type[Ans
 
 
 _FAULTY = "batch_req_line_"
-_FAR = 2**40
-
-
-class Locked(InvalidOption):
-    """Another process writes the output."""
 
 
 class Fault(NamedTuple):
@@ -105,7 +100,9 @@ def _line(number: int, text: bytes, found: dict[str, int]) -> Line:
     id = fields.get("custom_id") if isinstance(fields, dict) else None
     if not isinstance(id, str) or not id:
         return faulty("missing_custom_id", "has no custom_id: give it a text of its own")
-    if not _encodes(id):
+    try:
+        check_text("custom_id", id)
+    except PacelineError:
         return faulty("invalid_custom_id", "has half a character in its custom_id: mend it")
     if id in found:
         message = f"has the custom_id {id[:100]!r} of line {found[id]}: rename one"
@@ -117,55 +114,23 @@ def _line(number: int, text: bytes, found: dict[str, int]) -> Line:
 def open_output(path: Path) -> tuple[FileIO, set[str]]:
     """Return the output, locked until it is closed or the process ends, and ids of its lines.
 
-    A last line that was not finished is cut off. Raises InvalidOption if another process writes the
-    file, or if it holds something else, and is then left as it is.
+    Raises InvalidOption as `open_lines`, and if the file holds something else.
     """
-    try:
-        file = path.open("a+b", buffering=0)
-    except OSError as error:
-        raise InvalidOption(f"{path} cannot be written ({error}): give another file") from error
-    try:
-        if not _lock(file):
-            raise Locked(
-                f"{path} is being written by another run: wait for its end, or give another file"
-            )
-        file.seek(0)
-        data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
+
+    def ids(lines: list[bytes]) -> set[str]:
         try:
-            ids = {_answered(json.loads(line)) for line in whole.splitlines()}
+            return {_answered(json.loads(line)) for line in lines}
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InvalidOption(
                 f"{path} holds something else than answers: give another file"
             ) from error
-        if len(whole) < len(data):
-            file.truncate(len(whole))
-    except BaseException:
-        file.close()
-        raise
-    return file, ids
+
+    return open_lines(path, ids)
 
 
 def _answered(record: Json) -> str:
     id = record["custom_id"] if record["custom_id"] is not None else record["id"]
     return str(id)
-
-
-def _lock(file: FileIO) -> bool:
-    # The system's own lock, which ends with the process however that ends.
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            file.seek(_FAR)  # Windows locks bytes against reading too: one that is never written
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 Maker = Callable[[str, Mapping[int, Counter[int]]], Answer]
@@ -212,7 +177,7 @@ def _record(id: str, key: str | None, response: Json | None, error: Json | None)
 class Batch:
     """Decodes lines, as many at a time as the engine takes, and appends their answers."""
 
-    def __init__(self, model: ServedModel, file: RawIOBase) -> None:
+    def __init__(self, model: ServedModel, file: FileIO) -> None:
         """`file` is open for appending, without a buffer."""
         self._model = model
         self._file = file
@@ -303,19 +268,9 @@ class Batch:
         data = b"".join(self._lines)
         self._lines.clear()
         try:
-            while data:
-                data = data[self._file.write(data) :]
-            os.fsync(self._file.fileno())
+            append(self._file, data)
         except OSError as error:
             raise InvalidOption(
                 f"answers cannot be written ({error.strerror}): make room, and the same command "
                 "goes on"
             ) from error
-
-
-def _encodes(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

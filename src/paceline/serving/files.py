@@ -16,12 +16,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, to_builtins
 
-from paceline.core.cache import write_atomically
+from paceline.core.cache import Locked, write_atomically
 from paceline.errors import PacelineError
 from paceline.serving.batch import (
     ROUTES,
     Line,
-    Locked,
     asked,
     open_output,
     read_lines,

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from functools import cached_property
 from time import time
 
+from paceline.core.types import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.memory import capacity
 from paceline.models.config import Pooling
+from paceline.models.generation import completed
 from paceline.models.text import Tokenizer
 from paceline.serving.answers.style import find_style
 from paceline.serving.kept import KeptAnswers
@@ -31,6 +33,7 @@ class ServedModel:
         pooling: Pooling = "last",
     ) -> None:
         """`weights` is the fingerprint of the model's files; `names` begins with the main one."""
+        completed(SamplingParams(temperature=1.0), engine.defaults, ())  # or told at the start
         self.engine = engine
         self.pooling = pooling
         self.kept = KeptAnswers()

@@ -17,6 +17,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.types import PRESETS, Denoising, SamplingParams, Speculation
 from paceline.engine.engine import Prepared
 from paceline.errors import PromptError
+from paceline.models.generation import completed
 from paceline.registry.samplers import make_sampler
 from paceline.sampling.processors import sampler_names
 from paceline.serving.holding import Calls, hold
@@ -225,17 +226,12 @@ def _plan(
     seed = secrets.randbits(53) if body.seed is None else body.seed
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     room = _room(model, body, max(map(len, prompts)), most)
-    # A client's word is stronger than the model's own, which is stronger than OpenAI's.
-    usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-    usual |= model.engine.defaults
-    said = {name: getattr(body, name) for name in usual}
-    likely = {name: usual[name] if each is None else each for name, each in said.items()}
     params = SamplingParams(
-        temperature=likely["temperature"],
-        top_k=max(0, int(likely["top_k"])),
-        top_p=max(likely["top_p"], 1e-9),
-        min_p=likely["min_p"],
-        repetition_penalty=likely["repetition_penalty"],
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=max(0, body.top_k or 0),
+        top_p=1.0 if body.top_p is None else max(body.top_p, 1e-9),
+        min_p=body.min_p or 0.0,
+        repetition_penalty=body.repetition_penalty or 1.0,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=_biases(body.logit_bias or {}),
@@ -253,7 +249,9 @@ def _plan(
         if isinstance(body, CompletionRequest)
         else model.style.shown_tokens(model.tokenizer),
     )
-    params = replace(params, **_preset(body))
+    # A client's word is stronger than the model's own, which is stronger than OpenAI's.
+    said = [name for name in model.engine.defaults if getattr(body, name) is not None]
+    params, _ = completed(replace(params, **_preset(body)), model.engine.defaults, said)
     asked: dict[str, Any] = {"speculation": _speculation(body), "constraint": constraint}
     asked["resume"] = body.resume_token_ids or ()
     if isinstance(body, Several) and body.prediction is not None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.core.cache import read_text
 from paceline.core.types import IntArray, SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption, PromptError
-from paceline.measure.prompts import read_text
 from paceline.networks.weights import read_metadata, read_tensors, write_tensors
 
 # Keeps seeds of one data set apart from those of the next seed.
@@ -50,7 +50,8 @@ class Plan:
         for name in ("new_tokens", "turn_tokens"):
             if getattr(self, name) < 1:
                 raise InvalidOption(f"{name} must be 1 or more, not {getattr(self, name)}")
-        self.answer(0)
+        for index in range(len(self.temperatures)):
+            self.answer(index)  # which names what is out of range
 
     def prompt(self, index: int) -> str | None:
         """Return the user turn of a text, or None if the target writes it."""
@@ -177,8 +178,9 @@ def read_texts(paths: Sequence[Path]) -> list[str]:
     """
     texts = []
     for path in paths:
-        lines = read_text(path, "prompts from", "give a JSONL file").split("\n")
-        for number, line in enumerate(lines, 1):
+        said = f"cannot read prompts from {path}"
+        content = read_text(path, said, "give a JSONL file", PromptError)
+        for number, line in enumerate(content.split("\n"), 1):
             if line.strip():
                 text = _text(line)
                 if not text:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from paceline.core import tree as trees
-from paceline.core.cache import write_atomically
+from paceline.core.cache import read_text, write_atomically
 from paceline.core.types import ROOT, IntArray, ProbArray, TokenTree
 from paceline.errors import InvalidOption
 from paceline.trees.base import BestFirst
@@ -209,11 +209,9 @@ class RankCounts:
     def load(cls, path: Path) -> Self:
         """Read what `save` wrote. Raises InvalidOption if unreadable or inconsistent."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InvalidOption(
-                f"cannot read {path} ({error.strerror or error}): give a file of rank counts"
-            ) from error
+            content = json.loads(
+                read_text(path, f"cannot read {path}", "give a file of rank counts")
+            )
         except (ValueError, RecursionError) as error:
             raise _foreign(path, "it is not JSON") from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:

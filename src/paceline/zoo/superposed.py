@@ -18,12 +18,12 @@ import numpy as np
 import typer
 
 from paceline.cli import options as o
+from paceline.core.cache import read_text
 from paceline.core.target import Pass, Target
 from paceline.core.types import LogitArray, ProbArray
 from paceline.drafters.suffix.automaton import ROOT_STATE, Automaton
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption, PromptError, RuntimeUnavailable
-from paceline.measure.prompts import read_text
 
 # Cost in nats of a continuation that no n-gram contains.
 MISS = 200.0
@@ -286,7 +286,7 @@ def command(
 
 def _read(path: Path) -> str:
     """The corpus; PromptError if it is unreadable or empty."""
-    text = read_text(path, "the corpus", "give a text file as --corpus")
+    text = read_text(path, f"cannot read {path}", "give a text file as --corpus", PromptError)
     if not text.strip():
         raise PromptError(f"{path} is empty: give a text file as --corpus")
     return text

@@ -40,6 +40,7 @@ from paceline.policy.constants import (
     FREE_TEMPERATURE,
     GAIN_EDGES,
     GATE_MEMORY,
+    JUDGED,
     READ_FOR,
     READING_MEMORY,
     SECOND_RETRY,
@@ -268,7 +269,7 @@ class PartEstimates:
         """
         gate = self.gate(gain, beside)
         gate.waited += steps
-        if self.drafts < FEW_DRAFTS or self._begun < BEGIN * plain:
+        if self.drafts < FEW_DRAFTS or (self.drafts <= JUDGED and self._begun < BEGIN * plain):
             return True
         return gate.waited >= max(SECOND_RETRY, trial / TRIALS)
 

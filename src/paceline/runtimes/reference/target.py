@@ -25,6 +25,7 @@ from paceline.core.target import (
     without_logits,
 )
 from paceline.core.types import Capabilities, LogitArray
+from paceline.errors import InvalidOption
 from paceline.models import families
 from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.source import ModelSource
@@ -100,6 +101,8 @@ class ReferenceTarget:
         cls, source: ModelSource, options: RuntimeOptions = DEFAULT_OPTIONS
     ) -> ReferenceTarget:
         """Load a model; errors are those of `CpuTarget.load`."""
+        if options.device not in (None, "cpu"):
+            raise InvalidOption(f"runtime 'reference' runs on cpu, not {options.device!r}")
         config = replace(source.config, max_context=options.limit(source.config.max_context))
         precision = options.precision or ("file" if source.path.is_file() else "int8")
         return cls(config, source.weights(), precision, options.kv_precision)

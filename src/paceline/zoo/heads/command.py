@@ -30,7 +30,7 @@ def run(job: HeadOptions) -> None:
     job.check()
     checked = o.runtime_options(precision=job.precision, threads=job.threads)
 
-    from paceline.cli.output import print_json
+    from paceline.cli.output import end, print_json
     from paceline.registry import loading
     from paceline.training.data import prompts_digest, read_texts
     from paceline.zoo.heads.grading import read_problems
@@ -103,8 +103,7 @@ def run(job: HeadOptions) -> None:
                 f"{job.new_tokens}, and {cut.cut} of {cut.continuations} continuations, cut by "
                 f"--ahead {job.ahead}: raise these"
             )
-    if interrupted:
-        raise typer.Exit(130)
+    end(not interrupted)
 
 
 def _label(

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from paceline.core.cache import read_text
 from paceline.errors import PromptError
-from paceline.measure.prompts import read_text
 
 ASK = "{}\nThink step by step. End with a line 'Answer: NUMBER'."
 ASK_CODE = "{}\nAnswer with one code block that holds the whole function."
@@ -112,8 +112,9 @@ def read_problems(paths: Sequence[Path]) -> list[Problem]:
     """
     out = []
     for path in paths:
-        lines = read_text(path, "problems from", "give a JSONL file").split("\n")
-        for number, line in enumerate(lines, 1):
+        said = f"cannot read problems from {path}"
+        content = read_text(path, said, "give a JSONL file", PromptError)
+        for number, line in enumerate(content.split("\n"), 1):
             if not line.strip():
                 continue
             try:
