@@ -11,6 +11,7 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from secrets import token_hex
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,12 +79,27 @@ def test_the_built_tokenizer_is_cached_and_rebuilt_if_damaged(
     assert tokenizer_from_gguf(gguf_file).encode(TEXTS[0]) == ids
 
 
+def test_the_vocabulary_s_fingerprint_is_kept_and_computed_again_if_damaged(
+    gguf_file: GGUFFile, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = tokenizer_from_gguf(gguf_file).fingerprint
+    (kept,) = own_cache.rglob("vocabulary")
+    assert kept.read_text() == found
+    with monkeypatch.context() as patch:
+        patch.setattr("json.dumps", lambda _: pytest.fail("not taken from the cache"))
+        assert tokenizer_from_gguf(gguf_file).fingerprint == found
+    kept.write_text(found[:7])
+    assert tokenizer_from_gguf(gguf_file).fingerprint == kept.read_text() == found
+
+
 def test_an_unwritable_cache_only_costs_time(
     gguf_file: GGUFFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
-    assert tokenizer_from_gguf(gguf_file).encode("the")
+    tokenizer = tokenizer_from_gguf(gguf_file)
+    assert tokenizer.encode("the")
+    assert tokenizer.fingerprint
 
 
 def test_the_tokenizer_s_own_end_token_is_added(tmp_path: Path) -> None:
@@ -157,13 +173,13 @@ def test_damaged_directories_are_refused(tmp_path: Path) -> None:
 
 
 def gguf_like(metadata: dict[str, Any]) -> Any:
-    return SimpleNamespace(metadata=metadata, path=Path("x.gguf"), fingerprint="x")
+    return SimpleNamespace(metadata=metadata, path=Path("x.gguf"), fingerprint=token_hex(8))
 
 
 @pytest.fixture
 def build(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], Tokenizer]:
     """Builds a tokenizer from metadata, without the cache."""
-    monkeypatch.setattr(module, "_cached", module._build)
+    monkeypatch.setattr(module, "_cached", lambda file, path: module._build(file))
     return lambda metadata: tokenizer_from_gguf(gguf_like(metadata))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import copy
 import hashlib
 import json
 import re
@@ -12,8 +11,10 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.core.cache import write_atomically
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Tokenizer:
         named_templates: others by name; "tool_use" is for chats with tools.
         begins_chats: the begin token is added to chats whose template leaves it out, as files are
             made for llama.cpp; templates of directories say all themselves.
+        kept: file of this vocabulary's fingerprint, which takes half a second to compute.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class Tokenizer:
         chat_template: str | None = None,
         named_templates: Mapping[str, str] | None = None,
         begins_chats: bool = False,
+        kept: Path | None = None,
     ) -> None:
         self.core = core
+        self._kept = kept
         self.eos_token_ids = eos_token_ids
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
@@ -71,9 +75,17 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """Short hash of the vocabulary; equal fingerprints mean compatible token ids."""
+        with suppress(OSError):
+            found = self._kept.read_text("utf-8") if self._kept is not None else ""
+            if re.fullmatch("[0-9a-f]{16}", found):
+                return found
         vocabulary = self.core.get_vocab(with_added_tokens=True)
         ordered = sorted((index, token) for token, index in vocabulary.items())
-        return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()[:16]
+        found = hashlib.sha256(json.dumps(ordered).encode()).hexdigest()[:16]
+        if self._kept is not None:
+            with suppress(OSError):  # only a slower start is lost
+                write_atomically(self._kept, found)
+        return found
 
     def agrees(self, other: Tokenizer) -> bool:
         """Return whether all tokens of one are tokens of the other, with the same ids."""
@@ -403,15 +415,20 @@ class Tokenizer:
     @cached_property
     def _without_special(self) -> tuple[tokenizers.Tokenizer, dict[int, tuple[str, int]]]:
         # The tokenizer that takes special tokens for text, and what stands for each in it: a token
-        # that swallows what it does. Seconds for a large vocabulary, once.
-        from tokenizers import AddedToken
+        # that swallows what it does.
+        from tokenizers import AddedToken, Tokenizer
 
-        core = copy.deepcopy(self.core)
+        core = Tokenizer(self.core.model)  # which both share: a copy takes a second
+        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+            if (shared := getattr(self.core, part)) is not None:
+                setattr(core, part, shared)
+        own = self.core.get_added_tokens_decoder()
+        core.add_tokens([own[index] for index in sorted(own)])
         core.encode_special_tokens = True
         secret = secrets.token_hex(8)  # which no text has
         stand_ins: dict[int, tuple[str, int]] = {}
         kinds: dict[str, tuple[str, int]] = {}
-        for index, token in self.core.get_added_tokens_decoder().items():
+        for index, token in own.items():
             flags = {name: getattr(token, name) for name in _FLAGS}
             kind = "".join("01"[flag] for flag in flags.values())
             if kind not in kinds:

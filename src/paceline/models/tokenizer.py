@@ -152,13 +152,15 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
         if name == _TEMPLATE or name.startswith(f"{_TEMPLATE}.")
         if isinstance(each, str)
     }
+    folder = cache_dir() / "tokenizers" / f"{file.fingerprint}-{_BUILD}"
     return Tokenizer(
-        _cached(file),
+        _cached(file, folder / "tokenizer.json"),
         eos_token_ids=_end_ids(metadata),
         special_tokens=special,
         chat_template=templates.pop("default", None),
         named_templates=templates,
         begins_chats=True,
+        kept=folder / "vocabulary",
     )
 
 
@@ -291,10 +293,9 @@ def _surround(core: tokenizers.Tokenizer, begin: Sequence[int], end: Sequence[in
     )
 
 
-def _cached(file: GGUFFile) -> tokenizers.Tokenizer:
+def _cached(file: GGUFFile, path: Path) -> tokenizers.Tokenizer:
     import tokenizers
 
-    path = cache_dir() / "tokenizers" / f"{file.fingerprint}-{_BUILD}" / "tokenizer.json"
     if path.is_file():
         with contextlib.suppress(Exception):  # damaged: build it again
             return tokenizers.Tokenizer.from_file(str(path))
