@@ -119,6 +119,23 @@ def test_wrappers_at_work_change_what_the_rule_does() -> None:
         assert different, text
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_given_places_stand_and_odd_requests_end(name: str, tmp_path: Path) -> None:
+    """All places given, the first ones, one; a temperature near 0; places that may hold nothing."""
+    text = {"filter": weights(tmp_path / "filter", 8), "wedlm": "wedlm:window=2>entropy"}.get(name)
+    text = text or (f"{name}>counts" if name in NEUTRAL else name)
+    facts: dict[str, Any] = {"attention": "order" if name in ("wedlm", "assd") else "full"}
+    facts["autoregressive"] = name in ("guided", "tidar", "linear-spec", "lexical-units")
+    made = TableDenoiser(random_joint(3, 5, 0), **facts)
+    for given in (dict.fromkeys(range(5), 1), {0: 1, 1: 2}, {4: 1}, {0: 2, 2: 0, 4: 1}):
+        for temperature in (0.0, 1e-320, 1.0):
+            found = decode(made, text, forced_tokens=given, temperature=temperature)
+            assert {at: found.generated[at] for at in given} == given, temperature
+            assert len(found.generated) == 5
+    # Behind its joint a table has nothing but the end, which is banned but at the first mask.
+    assert len(decode(made, text, max_new_tokens=8, ending="hold").generated) == 6
+
+
 def test_a_repeated_wrapper_is_refused() -> None:
     for one, other in permutations(("credit", "prophet"), 2):
         with pytest.raises(InvalidOption, match=f"'{one}' stands twice"):

@@ -166,6 +166,13 @@ def test_requests_that_make_no_sense_are_refused(models):
         engine.prepare("dog", prompt_logprobs=1)
     with pytest.raises(InvalidOption, match="sampler 'x' is unknown"):
         engine.prepare("dog", denoising=Denoising("x"))
+    with pytest.raises(InvalidOption, match="forced_tokens holds the mask, token 319"):
+        engine.prepare("dog", forced_tokens={0: MASK})
+    with pytest.raises(InvalidOption, match="denoising must be a Denoising"):
+        engine.prepare("dog", denoising={"sampler": "counts"})
+    for wrong in ({"sampler": 5}, {"cache": 5}, {"block": "4"}, {"block": True}, {"block": 2**31}):
+        with pytest.raises(InvalidOption, match=f"{next(iter(wrong))} must be"):
+            Denoising(**wrong)
     for left in ({"drafter": "recycling"}, {"nodes": 4}, {"depth": 2}, {"pool": 8}):
         with pytest.raises(InvalidOption, match="drafter, verifier, controller, nodes, depth"):
             load(models["block"], sampler="counts", **left)

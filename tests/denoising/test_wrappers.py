@@ -102,6 +102,16 @@ def test_prophet_asks_less_of_later_steps():
         assert len(rule.choose(view, rule.begin(view.canvas)).fill) == count
 
 
+def test_prophet_does_not_count_places_with_one_token_left():
+    """Such as where a constraint allows one: the gap to what is banned is infinite."""
+    rule = make_sampler("prophet:early=7,middle=5,late=2.5>counts")
+    view = view_of(np.tile([0.6, 0.4, 0.0], (9, 1)), list(range(9)))
+    view.scores[0] = [0, -np.inf, -np.inf]
+    assert len(rule.choose(view, rule.begin(view.canvas)).fill) == 1
+    view.scores[1:] = [-np.inf, 0, -np.inf]
+    assert len(rule.choose(view, rule.begin(view.canvas)).fill) == 9
+
+
 def test_revised_places_hold_what_the_model_says_given_the_others():
     edits = 0
     for index in range(30):

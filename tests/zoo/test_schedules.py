@@ -183,6 +183,20 @@ def test_the_text_is_that_of_plain_decoding(place: Any, name: str, params: str) 
         drafter.worker.stop()
 
 
+@pytest.mark.parametrize("name", MAKERS)
+def test_argmax_drafts_need_none_of_the_samplers_that_greedy_texts_refuse(name: str) -> None:
+    params = SamplingParams(
+        temperature=0.9, typical_p=0.9, xtc_probability=0.3, mirostat=2, max_new_tokens=12
+    )
+    target = cpu()
+    plain, _ = texts(target, NoDrafter(), params)
+    drafter = MAKERS[name](target, Here)
+    drafter.gumbel_coupled = False
+    found, done = texts(target, drafter, params)
+    assert found == plain
+    assert sum(each.stats.drafted_tokens for each in done) or "adaptive" in name
+
+
 class Noted(Here):
     """Notes when it is asked and when it answers."""
 

@@ -243,8 +243,15 @@ class Denoising:
     steps: bool = False
 
     def __post_init__(self) -> None:
-        if self.block is not None and self.block < 1:
-            raise InvalidOption(f"block must be 1 or more, not {self.block}")
+        for name, kind, value in (
+            ("sampler", str, self.sampler),
+            ("block", int, self.block),
+            ("cache", str, self.cache),
+        ):
+            if value is not None and type(value) is not kind:
+                raise InvalidOption(f"{name} must be of type {kind.__name__}, not {value!r}")
+        if self.block is not None and not 1 <= self.block < 2**31:
+            raise InvalidOption(f"block must be from 1 to {2**31 - 1}, not {self.block}")
         if self.ending not in ("fill", "cut", "hold"):
             raise InvalidOption(f"ending {self.ending!r} is unknown: use fill, cut or hold")
 

@@ -102,6 +102,10 @@ class DenoisingDecoder:
                 f"{name} is for texts that are written from left to right, and this model fills a "
                 "canvas: leave it out"
             )
+        if self.facts.mask in params.forced_tokens.values():
+            raise InvalidOption(
+                f"forced_tokens holds the mask, token {self.facts.mask}: leave out that place"
+            )
         for index in params.forced_tokens:
             if index >= params.max_new_tokens:
                 raise InvalidOption(

@@ -72,7 +72,8 @@ class Distributions:
         if self._truncates:
             return np.stack([self._row(row) for row in scores])
         x: ProbArray = scores - np.where(possible, peaks, 0.0)
-        x /= self._params.temperature
+        with np.errstate(over="ignore"):  # of a temperature near 0
+            x /= self._params.temperature
         np.exp(x, out=x)
         x /= np.where(possible, x.sum(axis=1, keepdims=True), 1.0)
         return x

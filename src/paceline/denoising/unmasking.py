@@ -22,7 +22,7 @@ from paceline.core.types import (
     TokenLogprob,
 )
 from paceline.denoising.canvas import Ask, Canvas, tokens_at, visible
-from paceline.denoising.process import Choice, Context, Sampler, Terms, View
+from paceline.denoising.process import Choice, Context, Sampler, Terms, View, best
 from paceline.errors import InvalidOption, PacelineError
 from paceline.sampling.sampler import logprobs, peak_of
 
@@ -273,7 +273,8 @@ class Unmasking:
         return self.canvas.masked() if active is None else np.asarray(active, dtype=np.int64)
 
     def take(self, logits: LogitArray) -> Sequence[int]:
-        self.fill(self.view(logits))
+        if len(self._open()):  # else all places were given
+            self.fill(self.view(logits))
         kept = self.kept()
         self.settle()
         return kept
@@ -340,14 +341,16 @@ class Unmasking:
 
     def fill(self, view: View) -> None:
         """Let the rule choose, and put its tokens."""
-        canvas = self.canvas
+        canvas, possible = self.canvas, view.confidence > 0
+        if not possible.any():
+            peak_of(view.scores[0])
         choice = self.rule.choose(view, self.state)
         if self._constraint is not None:
             choice = Choice(self._allowed(view, choice))
+            peak_of(view.scores[choice.fill[0]])
+        elif len(choice.fill) and not possible[choice.fill].any():
+            choice = choice._replace(fill=best(view.confidence))
         self.draw(view, choice)
-        possible = view.confidence > 0
-        if not possible.any():
-            peak_of(view.scores[0])
         fill = [int(index) for index in choice.fill if possible[index]]
         if not fill:
             raise PacelineError(

@@ -256,6 +256,10 @@ class Engine:
                 f"speculation must be a Speculation, such as Speculation(enabled=False), not "
                 f"{speculation!r}"
             )
+        if not isinstance(denoising, Denoising | None):
+            raise InvalidOption(
+                f"denoising must be a Denoising, such as Denoising('counts'), not {denoising!r}"
+            )
         require(sample >= 0, "sample", sample, "0 or more")
         target = self.decoder.target.capabilities
         params = parameters(params or SamplingParams(), options, target.vocab_size)

@@ -76,6 +76,8 @@ class _Process(Unmasking):
 
     def take(self, logits: LogitArray) -> Sequence[int]:
         if self._view is None:
+            if not len(self.canvas.masked()):
+                return super().take(logits)
             self._view = self.view(logits)
             return self.kept()
         view, self._view = self._view, None

@@ -32,6 +32,6 @@ class Prophet(Wrapper):
         bound = self._bounds[(done >= 1 / 3) + (done >= 2 / 3)]
         second, first = np.partition(view.scores, -2, axis=1)[:, -2:].T
         free = second > -np.inf  # a place with one token left says nothing of the others
-        if bound == -np.inf or not free.any() or (first - second)[free].mean() >= bound:
+        if bound == -np.inf or not free.any() or (first[free] - second[free]).mean() >= bound:
             return Choice(np.arange(len(view.places)))
         return self.inner.choose(view, state)

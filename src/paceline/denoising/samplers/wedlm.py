@@ -53,8 +53,16 @@ class _Process(Unmasking):
     rule: WeDLM
 
     def _to_block(self, start: int) -> None:
-        self.canvas.block = range(start, min(start + self.rule.window, self.canvas.end))
+        self._window(start)
         self.state = self.rule.begin(self.canvas)
+
+    def _window(self, start: int) -> None:
+        # From `start` on, or where nothing is masked there from the first gap on.
+        canvas = self.canvas
+        for begin in (start, canvas.run()):
+            canvas.block = range(begin, min(begin + self.rule.window, canvas.end))
+            if len(canvas.masked()):
+                break
 
     def ask(self) -> Ask:
         canvas = self.canvas
@@ -71,13 +79,11 @@ class _Process(Unmasking):
 
     def take(self, logits: LogitArray) -> Sequence[int]:
         edge = self.canvas.final
-        self.fill(self.view(logits))
+        if len(self._open()):
+            self.fill(self.view(logits))
         kept = self.kept()
         if self.context.options.ending == "cut":
             self._cut()
-        canvas = self.canvas
-        canvas.final = canvas.run()
-        canvas.block = range(edge, min(edge + self.rule.window, canvas.end))
-        if not len(canvas.masked()):
-            canvas.block = range(canvas.final, min(canvas.final + self.rule.window, canvas.end))
+        self.canvas.final = self.canvas.run()
+        self._window(edge)
         return kept
