@@ -62,7 +62,7 @@ FAULTS = {
     ),
     "the last text is kept back": Fault(Transcript, "take", "0 if self._stopped else ", ""),
     "cancelling forgets the engine": Fault(
-        ServingCore, "_cancel", "self.engine.cancel(request)", "pass"
+        ServingCore, "_leave", "self.engine.cancel(request)", "None"
     ),
     "cancelling is not passed on": Fault(Worker, "cancel", "self.core.cancel(job)", "pass"),
     "deliveries come twice": Fault(
@@ -81,9 +81,7 @@ FAULTS = {
         Scheduler, "preempt", "appendleft", "append"
     ),
     "the oldest request is preempted": Fault(Scheduler, "preempt", "max(", "min("),
-    "usage lacks what was resumed": Fault(
-        Answer, "usage", "len(self.plan.prompts[0].resume) + ", ""
-    ),
+    "usage lacks what was resumed": Fault(Answer, "usage", "len(each.resume)", "0"),
     "usage counts a token too many": Fault(
         Answer, "usage", "len(choice.token_ids)", "len(choice.token_ids) + 1"
     ),

@@ -430,12 +430,12 @@ class World:
         service.open(served(self.engine))
         assert isinstance(service.worker, Stepped)
         self.worker, self.worker._clock = service.worker, self.loop.time
-        for name, sees in {
-            "abort": self._aborts,
-            "submit": self._submits,
-            "leave": self._leaves,
-        }.items():
-            setattr(service, name, self._seen(getattr(service, name), sees))
+        for seen, name, sees in (
+            (service, "abort", self._aborts),
+            (service.worker, "submit", self._submits),
+            (service, "leave", self._leaves),
+        ):
+            setattr(seen, name, self._seen(getattr(seen, name), sees))
         self.exit = Exit(self._exits)
         self.stopping = server.Stopping(service, cast(Any, self.exit))
         tasks = [

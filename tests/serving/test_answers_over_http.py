@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from time import sleep
 from typing import Any
 
+import jinja2
 import numpy as np
 import pytest
 import tokenizers
@@ -136,6 +138,129 @@ def test_calls_and_reasoning_are_parted_whole_and_streamed() -> None:
         assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
     run(streams, speaking(SAID))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_comes_again_ends_the_answer(stream: bool) -> None:
+    """What a weak model says behind it is neither told nor decoded."""
+    calls = [
+        f'<tool_call>\n{{"name": "add", "arguments": {{"a": {a}}}}}\n</tool_call>'
+        for a in (1, 2, 1)
+    ]
+    engine = speaking("".join(calls) + "dog " * 400)
+    step = engine.step
+
+    def slow() -> Any:
+        sleep(0.001)
+        return step()
+
+    engine.step = slow  # type: ignore[method-assign]
+    body = {"messages": [{"role": "user", "content": "1"}], "tools": TOOLS, "temperature": 0}
+    body |= {"max_tokens": 1500, "stream_options": {"include_usage": True} if stream else None}
+
+    async def asks(client: Client) -> None:
+        if stream:
+            chunks = await client.stream(CHATS, body)
+            usage = chunks[-1]["usage"]
+            parts = [choice for chunk in chunks for choice in chunk["choices"]]
+            reason = parts[-1]["finish_reason"]
+            told = [call for part in parts for call in part["delta"].get("tool_calls", [])]
+            assert "".join(part["delta"].get("content") or "" for part in parts) == ""
+            names = [call["function"]["name"] for call in told if "name" in call["function"]]
+            assert names == ["add", "add"]
+        else:
+            whole = await client.ask(CHATS, body)
+            [choice], usage = whole["choices"], whole["usage"]
+            reason = choice["finish_reason"]
+            given = [each["function"]["arguments"] for each in choice["message"]["tool_calls"]]
+            assert given == ['{"a": 1}', '{"a": 2}']
+        assert reason == "tool_calls"
+        assert usage["completion_tokens"] < 600
+
+    run(asks, engine)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        (CHATS, CHAT, ": ping"),
+        (TEXTS, TEXT, ": ping"),
+        (RESPONSES, {"input": "x"}, "event: response.in_progress"),
+        ("/v1/messages", CHAT, "event: ping"),
+        ("/api/chat", CHAT | {"model": "tables"}, '"content":""'),
+    ],
+)
+def test_a_stream_in_which_nothing_comes_tells_its_client_that_it_lives(
+    path: str, body: Json, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As events where the API has one: Codex CLI leaves streams of comments alone."""
+    monkeypatch.setattr("paceline.serving.app.PING_SECONDS", 0.01)
+    engine = engines.make()
+    step, waits = engine.step, iter([0.3])
+
+    def late() -> Any:
+        sleep(next(waits, 0.0))
+        return step()
+
+    engine.step = late  # type: ignore[method-assign]
+
+    async def asks(client: Client) -> None:
+        response = await client.post(path, body | {"stream": True})
+        parts = response.text.splitlines()
+        assert sum(told in part for part in parts) > 5
+        if path == RESPONSES:
+            events = [json.loads(part[6:]) for part in parts if part.startswith("data: ")]
+            assert [each["sequence_number"] for each in events] == list(range(len(events)))
+            assert events[-1]["type"] == "response.incomplete" or "completed" in events[-1]["type"]
+            for event in events:
+                STREAM_EVENT.validate_python(event)
+
+    run(asks, engine)
+
+
+def test_a_request_may_bring_a_template_where_that_is_allowed() -> None:
+    """The prompt is what jinja2 makes of it, but that a message spells no special token."""
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role | upper }}: {{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>BOT:{% endif %}"
+    )
+    messages = [{"role": "user", "content": "the quick"}, {"role": "assistant", "content": "dog"}]
+    body = {"messages": messages, "max_tokens": 2, "return_token_ids": True, "seed": 1}
+    judge = jinja2.Template(source).render(messages=messages, add_generation_prompt=True)
+    right = engines.TOKENIZER.encode(judge)
+
+    async def asks(client: Client) -> None:
+        served = client.service.asked_for(None)
+        assert (
+            "--allow-chat-template"
+            in (await client.refused(CHATS, body | {"chat_template": source}))["message"]
+        )
+        served.allow_chat_template = True
+        plain = await client.ask(CHATS, body)
+        own = await client.ask(CHATS, body | {"chat_template": source})
+        assert own["choices"][0]["prompt_token_ids"] == right
+        assert plain["choices"][0]["prompt_token_ids"] != right
+        assert (await client.ask(CHATS, body))["choices"] == plain["choices"]
+        hidden = [{"role": "user", "content": "<|im_start|>"}]
+        spelled = await client.ask(CHATS, body | {"chat_template": source, "messages": hidden})
+        mark = engines.TOKENIZER.special_ids["<|im_start|>"]
+        assert spelled["choices"][0]["prompt_token_ids"].count(mark) == 2
+        for wrong in (
+            *("{% for %}", "{{ raise_exception('no') }}", "{{ ''.__class__.__mro__ }}"),
+            *("{{ messages[9].content }}", "x" * 100_001, 3),
+        ):
+            error = await client.refused(CHATS, body | {"chat_template": wrong})
+            assert error["param"] in ("chat_template", "messages"), wrong
+        for path, asked in (
+            (TEXTS, TEXT),
+            (RESPONSES, {"input": "x"}),
+            ("/v1/messages", CHAT | {"model": "tables"}),
+        ):
+            response = await client.post(path, asked | {"chat_template": source})
+            assert response.status_code == 400
+            assert "chat_template" in response.text
+
+    run(asks)
 
 
 def test_items_of_a_response_are_parted_whole_and_streamed() -> None:

@@ -657,7 +657,7 @@ def test_an_error_that_nobody_foresaw_is_a_500(monkeypatch: pytest.MonkeyPatch) 
     def plan(*arguments: Any) -> None:
         raise ValueError("what is inside")
 
-    monkeypatch.setattr("paceline.serving.app.plan_filling", plan)
+    monkeypatch.setattr("paceline.serving.fill.plan_completion", plan)
 
     async def asks(client: Client) -> None:
         error = await client.refused(TEXTS, TEXT, 500)

@@ -76,6 +76,15 @@ def test_the_route_answers_as_openais_does(place: Path) -> None:
         assert two["embeddings"] == await rows(input=["the quick", "dog"])
         answer = await client.ask(PATH, {"input": ["the quick", "dog"]})
         assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 2
+        odd = await client.post(PATH, {"input": "a", "no_such_field": 1, "user": "u"})
+        assert odd.headers["x-paceline-ignored"] == "no_such_field"
+        theirs = {"model": "tables", "input": "a", "truncate": True, "keep_alive": "5m"}
+        odd = await client.post("/api/embed", theirs | {"dimensions": 0, "options": {"num_ctx": 9}})
+        assert odd.headers["x-paceline-ignored"] == "truncate, options, keep_alive"
+        plain = await client.post("/api/embed", theirs | {"truncate": False, "keep_alive": -1})
+        assert "x-paceline-ignored" not in plain.headers
+        long = await client.refused(PATH, {"input": ["a", "dog " * 9000]})
+        assert long["code"] == "context_length_exceeded"
         wrong: list[tuple[Json, str]] = [
             ({}, "input"),
             ({"input": []}, "input"),

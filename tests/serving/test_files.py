@@ -12,7 +12,7 @@ import openai
 import pytest
 from tests.helpers import table_engines as engines
 from tests.helpers.serve_tables import Slow
-from tests.helpers.serving import Client, Json, serving
+from tests.helpers.serving import Client, Json, run, serving
 
 from paceline.serving import files
 
@@ -145,6 +145,140 @@ def test_a_batch_goes_on_after_a_restart_and_can_be_cancelled(tmp_path: Path) ->
             assert batch.request_counts.completed == 12
 
     asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def test_lines_are_parted_into_answers_and_errors(tmp_path: Path) -> None:
+    """Whatever they say: an answer that quotes a status, a body nested deep, a field unknown."""
+    quoting = '"response":{"status_code":200,'
+    deep: Any = []
+    for _ in range(450):
+        deep = [deep]
+    lines = [
+        line(quoting, temperature=9),
+        line("deep", tools=deep),
+        line("odd", no_such_field=1, stop=["x"]),
+        line("none", messages=None),
+        {**line("text"), "body": "x"},
+        {**line("nothing"), "body": None},
+    ]
+
+    async def whole() -> None:
+        async with serving(files=str(tmp_path)) as client:
+            asks = of(client)
+            file = await asks.files.create(file=data(lines), purpose="batch")
+            batch = await ended(asks, (await begin(asks, file.id)).id)
+            assert batch.status == "completed"
+            counts = batch.request_counts
+            assert (counts.total, counts.completed, counts.failed) == (6, 1, 5)
+            good = json.loads((await asks.files.content(batch.output_file_id)).text)
+            assert good["custom_id"] == "odd"
+            assert good["response"]["ignored"] == ["no_such_field"]
+            text = (await asks.files.content(batch.error_file_id)).text
+            wrong = {
+                each["custom_id"]: each["response"]
+                for each in map(json.loads, text.split("\n")[:-1])
+            }
+            assert {each["status_code"] for each in wrong.values()} == {400}
+            assert set(wrong) == {quoting, "deep", "none", "text", "nothing"}
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+async def begin(asks: openai.AsyncOpenAI, file: str) -> Any:
+    return await asks.batches.create(input_file_id=file, endpoint=CHATS, completion_window="24h")
+
+
+def test_a_file_that_is_gone_or_empty(tmp_path: Path) -> None:
+    async def whole() -> None:
+        async with serving(files=str(tmp_path)) as client:
+            asks = of(client)
+            empty = await asks.files.create(file=("in.jsonl", b"\n\n"), purpose="batch")
+            batch = await ended(asks, (await begin(asks, empty.id)).id)
+            assert (batch.status, batch.request_counts.total) == ("completed", 0)
+            assert (batch.output_file_id, batch.error_file_id) == (None, None)
+            (tmp_path / f"{empty.id}.data").unlink()
+            batch = await ended(asks, (await begin(asks, empty.id)).id)
+            assert batch.status == "failed"
+            assert "cannot be read" in batch.errors.data[0].message
+            for id in ("batch-" + "x" * 5000, "batch-\u00e9", "file-x", ""):
+                with pytest.raises((openai.NotFoundError, ValueError)):
+                    await asks.batches.retrieve(id)
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def test_an_engine_that_has_ended_leaves_its_batch_to_the_next_server(tmp_path: Path) -> None:
+    engine = engines.make()
+    step, steps = engine.step, iter(range(6))
+
+    def failing() -> Any:
+        if next(steps, None) is None:
+            raise SystemExit  # ends the engine's thread
+        return step()
+
+    engine.step = failing  # type: ignore[method-assign]
+    lines = [line(str(i)) for i in range(12)]
+
+    async def whole() -> None:
+        async with serving(engine, files=str(tmp_path), max_batch=2) as client:
+            asks = of(client)
+            file = await asks.files.create(file=data(lines), purpose="batch")
+            batch = await begin(asks, file.id)
+            while client.service.gate.closed is None:
+                await asyncio.sleep(0.005)
+            while client.service.batches.running:
+                await asyncio.sleep(0.005)
+            kept = json.loads((tmp_path / f"{batch.id}.json").read_text())
+            assert kept["status"] == "in_progress"
+            with pytest.raises(openai.InternalServerError, match="begins or ends"):
+                await asks.batches.cancel(batch.id)
+        async with serving(files=str(tmp_path)) as client:
+            batch = await ended(of(client), batch.id)
+            counts = batch.request_counts
+            assert (batch.status, counts.completed, counts.failed) == ("completed", 12, 0)
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def test_a_full_disk_fails_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def whole() -> None:
+        async with serving(files=str(tmp_path)) as client:
+            asks = of(client)
+            file = await asks.files.create(file=data([line("a")]), purpose="batch")
+
+            def full(*_: Any) -> Any:
+                raise OSError(28, "No space left on device")
+
+            monkeypatch.setattr(files, "_parted", full)
+            batch = await ended(asks, (await begin(asks, file.id)).id)
+            assert batch.status == "failed"
+            assert "No space left" in batch.errors.data[0].message
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("multipart/form-data", b"x"),
+        ("multipart/form-data; boundary=B", b""),
+        ("application/json", b"{}"),
+        ("multipart/form-data; boundary=B", b"--B\r\n\r\nx\r\n--B--"),
+        (
+            "multipart/form-data; boundary=B",
+            b'--B\r\ncontent-disposition: form-data; name="purpose"\r\n'
+            b"content-type: multipart/mixed; boundary=C\r\n\r\n--C\r\n\r\nx\r\n--C--\r\n"
+            b'--B\r\ncontent-disposition: form-data; name="file"\r\n\r\nx\r\n--B--',
+        ),
+    ],
+)
+def test_a_form_that_is_none_is_refused(kind: str, body: bytes, tmp_path: Path) -> None:
+    async def asks(client: Client) -> None:
+        response = await client.http.post("/v1/files", content=body, headers={"content-type": kind})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] in ("file", "purpose")
+
+    run(asks, files=str(tmp_path))
 
 
 def test_without_a_folder_and_with_a_full_one(

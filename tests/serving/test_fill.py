@@ -34,7 +34,7 @@ def engine(text: str, names: list[str] = SPECIAL) -> Any:
         row[script[min(len(context) - middle, len(script)) - 1]] = 9.0
         return row
 
-    return engines.make(engines.Target(logits), tokenizer=made)
+    return engines.make(engines.Target(logits, 2000), tokenizer=made)
 
 
 def test_a_prompt_is_its_parts_between_the_models_tokens() -> None:
@@ -102,6 +102,12 @@ def test_the_routes_fill_in() -> None:
         assert (last["stop"], last["stop_type"], last["content"]) == (True, "limit", "")
         word = await client.ask("/infill", sides | {"stop": [","]})
         assert (word["content"], word["stop_type"], word["stopping_word"]) == ("x", "word", ",")
+        assert await client.refused("/infill", sides | {"n_predict": 0})
+        endless = await client.ask("/infill", sides | {"n_predict": -1, "max_tokens": 1})
+        assert endless["content"] == "x, y"
+        assert (await client.refused("/infill", sides | {"n": 2}))["param"] == "n"
+        long = await client.refused("/infill", sides | {"input_suffix": "dog " * 9000})
+        assert long["code"] == "context_length_exceeded"
         for wrong, param in (({"echo": True}, "echo"), ({"prompt": [1, 2]}, "prompt")):
             error = await client.refused("/v1/completions", body | wrong)
             assert error["param"] == param

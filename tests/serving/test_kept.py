@@ -8,9 +8,10 @@ import pytest
 from openai.types.responses import Response
 from tests.helpers import table_engines as engines
 from tests.helpers.serving import Client, Json, run
+from tests.serving.test_answers_over_http import NUMBERS, SAID, speaking
 
 from paceline.serving import kept
-from paceline.serving.kept import KeptAnswers
+from paceline.serving.kept import KeptAnswers, input_items, listed
 from paceline.serving.protocol import BadRequest
 
 PATH = "/v1/responses"
@@ -67,6 +68,59 @@ def test_going_on_is_sending_the_whole_conversation(stream: bool) -> None:
             )
 
     run(asks, engines.make())
+
+
+def test_a_call_that_was_cut_is_not_gone_on_from() -> None:
+    tools = [{"type": "function", "name": "add", "parameters": NUMBERS, "strict": False}]
+    body = {"input": "1", "tools": tools, "temperature": 0}
+
+    async def asks(client: Client) -> None:
+        whole = await client.ask(PATH, body)
+        most = whole["usage"]["output_tokens"]
+        cut = whole
+        while cut["output"][-1].get("arguments", "}").endswith("}"):
+            most -= 1
+            cut = await client.ask(PATH, body | {"max_output_tokens": most})
+        assert cut["output"][-1]["type"] == "function_call"
+        assert cut["output"][-1]["status"] == "incomplete"
+        for before in (cut, whole):
+            then = body | {"input": "2", "previous_response_id": before["id"]}
+            assert (await client.ask(PATH, then))["output"]
+
+    run(asks, speaking(SAID.replace("1}", '1, "b": 22, "c": 333}')))
+
+
+def test_items_and_lists_are_as_openai_has_them() -> None:
+    given: list[Json] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"id": "x", "type": "item_reference"},
+        {"id": "y"},
+        {"type": "function_call_output", "call_id": "c", "output": "d"},
+    ]
+    first, second, third, fourth, fifth = input_items(given, "r")
+    text = {"type": "input_text", "text": "a"}
+    assert first == {
+        **{"id": "item_r_0", "type": "message", "status": "completed", "role": "user"},
+        "content": [text],
+    }
+    assert second["content"] == [{"type": "output_text", "text": "b", "annotations": []}]
+    assert (third, fourth) == (given[2], given[3])
+    assert fifth == {"id": "item_r_4", **given[4]}
+    items = [{"id": str(i)} for i in range(30)]
+    page = listed(items, {})
+    assert [each["id"] for each in page["data"]] == [str(i) for i in range(29, 9, -1)]
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (True, "29", "10")
+    rest = listed(items, {"after": page["last_id"]})
+    assert ([each["id"] for each in rest["data"]][-1], rest["has_more"]) == ("0", False)
+    assert listed([], {})["first_id"] is None
+    for query, named in (
+        ({"order": "up"}, "order"),
+        ({"after": "x"}, "after"),
+        ({"limit": "0"}, "limit"),
+    ):
+        with pytest.raises(BadRequest, match=named):
+            listed(items, query)
 
 
 def test_a_server_that_keeps_none_says_so() -> None:

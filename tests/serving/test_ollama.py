@@ -71,16 +71,105 @@ def test_answers_are_those_of_the_other_routes() -> None:
     run(asks)
 
 
+@pytest.mark.parametrize(
+    ("options", "same"),
+    [
+        ({"min_p": 0.2}, {}),
+        ({"typical_p": 0.5}, {}),
+        ({"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2}, {}),
+        ({"repeat_penalty": 1.3}, {"repetition_penalty": 1.3, "repeat_last_n": 64}),
+        ({"repeat_penalty": 1.3, "repeat_last_n": 4}, {}),
+        ({"presence_penalty": 0.5, "frequency_penalty": 0.4}, {}),
+        ({"temperature": 1.3, "top_k": 0, "top_p": 1.0}, {}),
+        ({"stop": ["o"]}, {}),
+        ({"num_predict": 3}, {"max_tokens": 3}),
+        ({"num_predict": None, "temperature": None}, {}),
+        ({"num_predict": -1, "stop": "e"}, {"max_tokens": -1, "stop": "e"}),
+        ({"num_predict": -2, "stop": "e"}, {"max_tokens": -1, "stop": "e"}),
+        ({"tfs_z": 1.0}, {}),
+    ],
+)
+def test_options_are_fields_of_the_other_routes(options: Json, same: Json) -> None:
+    usual = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 5}
+    options = {"num_predict": 12, "seed": 5} | options
+    fields = {name: each for name, each in options.items() if each is not None}
+    fields.pop("num_predict", None)
+
+    async def asks(client: Client) -> None:
+        ours = CHAT | usual | fields | same
+        said = (await client.ask("/v1/chat/completions", ours))["choices"][0]["message"]["content"]
+        body = {"model": "tables", "stream": False, "options": options}
+        if options["num_predict"] is None:
+            said = said[:5]
+        response = await client.post("/api/chat", body | USER)
+        assert response.json()["message"]["content"].startswith(said)
+        assert "x-paceline-ignored" not in response.headers
+        if options["num_predict"] is not None:
+            assert response.json()["message"]["content"] == said
+
+    run(asks)
+
+
+def test_a_seed_of_minus_one_is_a_fresh_one() -> None:
+    async def asks(client: Client) -> None:
+        body = PLAIN | USER | {"options": {"seed": -1, "num_predict": 2}}
+        first, second = [(await client.ask("/api/chat", body))["seed"] for _ in range(2)]
+        assert first != second
+
+    run(asks)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/api/generate", {}),
+        ("/api/generate", {"prompt": "", "keep_alive": 0}),
+        ("/api/generate", {"prompt": "", "system": "be brief", "raw": True}),
+        ("/api/chat", {}),
+        ("/api/chat", {"messages": []}),
+    ],
+)
+def test_what_asks_for_nothing_loads_the_model(path: str, asked: Json, stream: bool) -> None:
+    """As `ollama run` does first, and clients to warm a model up."""
+
+    async def asks(client: Client) -> None:
+        response = await client.post(path, {"model": "tables", "stream": stream} | asked)
+        assert response.status_code == 200, response.text
+        [line] = [json.loads(each) for each in response.text.splitlines()]
+        assert (line["done"], line["done_reason"], line["model"]) == (True, "load", "tables")
+        said = line["message"]["content"] if path == "/api/chat" else line["response"]
+        assert said == ""
+        assert (await client.post(path, {"model": "x"} | asked)).status_code == 404
+        assert client.service.idle
+
+    run(asks)
+
+
 def test_what_is_left_out_is_named_and_what_is_wrong_refused() -> None:
     async def asks(client: Client) -> None:
         extra = {"options": {"num_ctx": 9, "num_predict": 1}, "keep_alive": "5m", "think": True}
         response = await client.post("/api/chat", PLAIN | USER | extra)
         left = response.headers["x-paceline-ignored"]
-        assert left == "options.num_ctx, keep_alive, think"
+        assert left == "keep_alive, options.num_ctx, think"
+        quiet = {"keep_alive": -1, "think": False}
+        assert (
+            "x-paceline-ignored"
+            not in (await client.post("/api/chat", PLAIN | USER | quiet)).headers
+        )
+        high = await client.post("/api/chat", PLAIN | USER | {"think": "high", "keep_alive": 0})
+        assert high.headers["x-paceline-ignored"] == "keep_alive, think"
         image = {"messages": [{"role": "user", "content": "x", "images": ["eA=="]}]}
         wrong: list[tuple[str, Json, int, str]] = [
             ("chat", image, 400, "images"),
-            ("chat", {}, 400, "messages"),
+            ("chat", {"messages": 3}, 400, "messages"),
+            ("chat", USER | {"options": {"num_predict": "all"}}, 400, "options.num_predict"),
+            ("chat", USER | {"options": {"top_p": 2}}, 400, "options.top_p"),
+            ("chat", USER | {"options": {"tfs_z": 0.5}}, 400, "options.tfs_z"),
+            ("chat", USER | {"options": {"mirostat": 3}}, 400, "options.mirostat"),
+            ("chat", {"messages": [{"role": "user"}]}, 400, "messages[0].content"),
+            ("chat", {"messages": [{"role": "x", "content": ""}]}, 400, "messages[0].role"),
+            ("chat", {"messages": [{"role": "user", "content": "", "tool_calls": 5}]}, 400, "list"),
             ("chat", USER | {"model": "x"}, 404, "model"),
             ("chat", USER | {"format": "yaml"}, 400, "format"),
             ("chat", USER | {"options": {"temperature": "hot"}}, 400, "temperature"),

@@ -45,7 +45,7 @@ def wrong(fields: dict[str, Any], strict: bool = False) -> BadRequest:
         ({"speculation": {"node": 3}}, "speculation"),
         ({"denoising": {"samplr": "counts"}}, "denoising"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"chat_template": "{{ x }}"}, "chat_template"),
+        ({"template": "{{ x }}"}, "template"),
         ({"best_of": 2}, "best_of"),
         ({"conversation": "x"}, "conversation"),
         ({"xtc_probability": 1.1}, "xtc_probability"),

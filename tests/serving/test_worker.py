@@ -83,6 +83,49 @@ def test_a_cancelled_job_gets_no_more_events() -> None:
     assert core.engine.pending == 0
 
 
+def test_a_job_can_be_ended_with_what_it_has() -> None:
+    core, one, two = ServingCore(engines.make()), job(), job("the")
+    core.submit(one)
+    core.submit(two)
+    first = core.turn() + core.turn()
+    core.end(one)
+    core.end(one)
+    out = first + turns(core)
+    done = last(out, one).completion
+    assert done is not None
+    assert done.finish_reason == "cancelled"
+    assert done.token_ids == sum((e.token_ids for j, e, _ in out if j is one), ())
+    assert 0 < len(done.token_ids) < 8
+    assert last(out, two).completion is not None
+    assert core.engine.pending == 0
+
+
+def test_a_job_that_cannot_be_ended_fails(caplog: pytest.LogCaptureFixture) -> None:
+    core, one = ServingCore(engines.make()), job()
+    core.submit(one)
+    core.turn()
+
+    def failing(request: int) -> None:
+        raise RuntimeError("a bug")
+
+    core.engine.cancel = failing  # type: ignore[method-assign,assignment]
+    core.end(one)
+    [delivery] = core.turn()
+    assert isinstance(delivery.event.error, EngineFailed)
+    assert "could not be cancelled" in caplog.text
+
+
+def test_a_job_that_was_to_be_ended_is_told_that_the_thread_has_ended() -> None:
+    core, one, two = ServingCore(engines.make()), job(), job("the")
+    core.submit(one)
+    core.submit(two)
+    core.turn()
+    core.end(one)
+    core.cancel(two)
+    [delivery] = core.give_up(EngineFailed("over"))
+    assert delivery.job is one
+
+
 def test_an_abort_ends_all_with_its_error() -> None:
     core, jobs = ServingCore(engines.make()), [job(), job("the")]
     for each in jobs:

@@ -48,6 +48,7 @@ def batch(
         engine, made_of = o.load(place, options, drafter, rules, chats, max_batch)
     names = [made_of.name, place.model]
     model = ServedModel(engine, names, made_of.fingerprint, str(made_of.path))
+    model.allow_chat_template = True
     begin, written = perf_counter(), 0
     speed = "{task.completed:.0f}/{task.total:.0f}, {task.fields[rate]} tokens/s"
     with file, progress_bar(speed) as bar, interruptible() as interrupt:

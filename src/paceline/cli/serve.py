@@ -90,6 +90,7 @@ def serve(
             engine, names, source.fingerprint, str(source.path), source.config.pooling
         )
         model.compact_json = settings.compact_json
+        model.allow_chat_template = settings.allow_chat_template
         return model
 
     logs.set_up(settings.log_text)

@@ -250,7 +250,7 @@ class AutoregressiveDecoder:
     def _follower(self, sequence: Sequence) -> Follower:
         if sequence.id not in self._followers:
             self._followers[sequence.id] = Follower(sequence.speculation.prediction)
-        self._followers[sequence.id].read(sequence.generated)
+        self._followers[sequence.id].read(sequence.tokens, sequence.prompt_length)
         return self._followers[sequence.id]
 
     def _constrained(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:

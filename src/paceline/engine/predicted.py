@@ -32,10 +32,10 @@ class Follower:
         self._run = 2  # tokens in a row that agreed; below 0 those that did not
         self._hits, self._tries = 9.0, 10.0
 
-    def read(self, answer: List[int]) -> None:
-        """Take in what is new of the whole answer so far."""
-        for at in range(self._known, len(answer)):
-            hit = self._place < len(self._text) and self._text[self._place] == answer[at]
+    def read(self, tokens: List[int], first: int = 0) -> None:
+        """Take in what is new of all tokens so far; the answer begins at `first`."""
+        for at in range(first + self._known, len(tokens)):
+            hit = self._place < len(self._text) and self._text[self._place] == tokens[at]
             self._place += 1
             self._hits += hit
             self._tries += hit or self._run >= 0
@@ -43,8 +43,8 @@ class Follower:
                 self._run = max(self._run, 0) + 1
             else:
                 self._run = min(self._run, 0) - 1
-                self._find(answer[max(0, at + 1 - _LONGEST) : at + 1])
-        self._known = len(answer)
+                self._find(tokens[max(first, at + 1 - _LONGEST) : at + 1])
+        self._known = len(tokens) - first
 
     def reach(self) -> list[float]:
         """Return the probability that the answer follows the prediction so far, by depth."""

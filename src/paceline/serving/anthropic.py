@@ -6,18 +6,15 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
-from paceline.engine.engine import Event, Prepared
 from paceline.errors import PromptError
 from paceline.serving.answers.parser import Delta
-from paceline.serving.http import sse
 from paceline.serving.messages import Notes
 from paceline.serving.model import ServedModel
-from paceline.serving.objects import Answer, Choice, chat_choice
+from paceline.serving.objects import ItemAnswer
 from paceline.serving.plan import Plan, plan_chat
 from paceline.serving.protocol import BadRequest, Body, ChatRequest, Count, ResponseFormat, Stop
 
@@ -34,6 +31,15 @@ _KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+# What is read of blocks.
+_READ = {
+    "text": "text",
+    "thinking": "thinking signature",
+    "tool_use": "id name input",
+    "tool_result": "tool_use_id content is_error",
+    "document": "source",
+}
+_OWN_TOOL = "name description strict input_schema"
 _STOPS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
 
 
@@ -68,6 +74,7 @@ class CountRequest(Body, kw_only=True):
 
 
 class MessagesRequest(CountRequest, kw_only=True):
+    unheeded: ClassVar[tuple[str, ...]] = ("prompt_logprobs", "return_token_ids")
     max_tokens: Count
     stop_sequences: Annotated[list[Stop], Meta(max_length=64)] | None = None
 
@@ -77,7 +84,8 @@ def plan_messages(model: ServedModel, body: CountRequest) -> Plan:
     notes = Notes()
     chat = _chat(model, body, notes)
     plan = plan_chat(model, chat)
-    plan.notes.left += notes.left
+    names = {"reasoning_effort": "output_config.effort"}
+    plan.notes.left = [*notes.left, *(names.get(each, each) for each in plan.notes.left)]
     return plan
 
 
@@ -121,7 +129,7 @@ def _chat(model: ServedModel, body: CountRequest, notes: Notes) -> ChatRequest:
 
 def _messages(body: CountRequest, notes: Notes) -> Iterator[Json]:
     system = []
-    for place, block in _blocks(body.system or [], "system"):
+    for place, block in _blocks(body.system or [], "system", notes):
         text = _text(block, place)
         if text.startswith(_BILLING):
             notes.left.append(place)
@@ -131,19 +139,21 @@ def _messages(body: CountRequest, notes: Notes) -> Iterator[Json]:
         yield {"role": "system", "content": "\n\n".join(system)}
     for i, message in enumerate(body.messages):
         field = f"messages[{i}]"
-        role, blocks = message.get("role"), _blocks(message.get("content"), f"{field}.content")
+        notes.unread(message, field, "role content")
+        role = message.get("role")
+        blocks = _blocks(message.get("content"), f"{field}.content", notes)
         if role == "assistant":
             yield _said(blocks, notes)
         elif role in ("user", "system"):
             texts: list[str] = []
             for place, block in blocks:
                 if block.get("type") != "tool_result":
-                    texts += _texts(block, place)
+                    texts += _texts(block, place, notes)
                     continue
                 if texts:
                     yield {"role": role, "content": "\n".join(texts)}
                     texts = []
-                yield _result(block, place)
+                yield _result(block, place, notes)
             if texts or not blocks:
                 yield {"role": role, "content": "\n".join(texts)}
         else:
@@ -173,24 +183,25 @@ def _said(blocks: Sequence[tuple[str, Json]], notes: Notes) -> Json:
     return out
 
 
-def _result(block: Json, place: str) -> Json:
-    blocks = _blocks(block.get("content") or [], f"{place}.content")
-    text = "\n".join(text for inner, each in blocks for text in _texts(each, inner))
+def _result(block: Json, place: str, notes: Notes) -> Json:
+    blocks = _blocks(block.get("content") or [], f"{place}.content", notes)
+    text = "\n".join(text for inner, each in blocks for text in _texts(each, inner, notes))
     if block.get("is_error"):
         text = f"Error: {text}"
     return {"role": "tool", "tool_call_id": _text(block, place, "tool_use_id"), "content": text}
 
 
-def _texts(block: Json, place: str) -> list[str]:
+def _texts(block: Json, place: str, notes: Notes) -> list[str]:
     # The text of a block that a user may send.
     if block.get("type") != "document":
         return [_text(block, place)]
     source = block.get("source")
     source = source if isinstance(source, dict) else {}
+    notes.unread(source, f"{place}.source", "media_type data content")
     if source.get("type") == "text":
         return [_text(source, f"{place}.source", "data")]
     if source.get("type") == "content":
-        inner = _blocks(source.get("content"), f"{place}.source.content")
+        inner = _blocks(source.get("content"), f"{place}.source.content", notes)
         return [_text(each, name) for name, each in inner]
     raise PromptError(f"{place}.source.type is {source.get('type')!r}: only text is read")
 
@@ -204,12 +215,14 @@ def _text(block: Json, place: str, key: str = "text") -> str:
     return text
 
 
-def _blocks(content: Any, field: str) -> list[tuple[str, Json]]:
+def _blocks(content: Any, field: str, notes: Notes) -> list[tuple[str, Json]]:
     # Blocks with their places.
     if isinstance(content, str):
         return [(field, {"type": "text", "text": content})]
     if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
         raise PromptError(f"{field} must be text, or a list of blocks")
+    for i, block in enumerate(content):
+        notes.unread(block, f"{field}[{i}]", _READ.get(str(block.get("type")), " ".join(block)))
     return [(f"{field}[{i}]", each) for i, each in enumerate(content)]
 
 
@@ -219,66 +232,44 @@ def _tools(tools: Sequence[Json], notes: Notes) -> list[Json]:
         if tool.get("type") not in (None, "custom"):  # the vendor's own
             notes.left.append(f"tools[{i}]:{tool['type']}")
             continue
-        names = {"name", "description", "strict"} & tool.keys()
-        function = {key: tool[key] for key in names} | {"parameters": tool.get("input_schema")}
+        notes.unread(tool, f"tools[{i}]", _OWN_TOOL)
+        function = {key: tool[key] for key in _OWN_TOOL.split()[:3] if key in tool}
+        function["parameters"] = tool.get("input_schema")
         out.append({"type": "function", "function": function})
     return out
 
 
-class MessageAnswer(Answer):
+class MessageAnswer(ItemAnswer):
     object = "message"
     prefix = "msg"
-    end = b""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self._blocks: list[Json] = []
-        self._kind = ""  # of the block that is open
-        self._arguments = ""  # of the call that is open
-        self._new: list[Json] = []
+        assert isinstance(self.body, MessagesRequest)
+        self._most = self.body.max_tokens  # asked for: there may be less room
 
     def opening(self) -> list[Json]:
         message = self._message() | {"stop_reason": None, "stop_sequence": None}
         return [{"type": "message_start", "message": message}]
 
-    def feed(self, place: int, event: Event) -> list[Delta]:
-        deltas = super().feed(place, event)
-        self._new = []
-        for delta in deltas:
-            if delta.kind != self._kind or delta.name:
-                self._end()
-                self._begin(delta)
-            self._more(delta)
-        if self.done:
-            self._end()
-        return deltas
-
-    def chunks(self, place: int, event: Event) -> list[Json]:
-        self.feed(place, event)
-        return self._new
-
     def closing(self) -> list[Json]:
-        delta = {"stop_reason": self._stopped[0], "stop_sequence": self._stopped[1]}
-        end = {"type": "message_delta", "delta": delta, "usage": self._usage()}
+        end = {"type": "message_delta", "delta": self._stopped(), "usage": self._usage()}
         return [end, {"type": "message_stop"}]
 
     def failing(self, error: Json) -> list[Json]:
         code = str(error["error"]["code"])
         return [error_body(error["error"]["message"], int(code) if code.isdigit() else 400)]
 
-    def encode(self, chunks: Sequence[Json]) -> bytes:
-        return sse(chunks or [{"type": "ping"}], named=True)
+    def waiting(self) -> list[Json]:
+        return [{"type": "ping"}]
 
     def whole(self) -> Json:
-        stopped = {"stop_reason": self._stopped[0], "stop_sequence": self._stopped[1]}
-        return self._message() | stopped
-
-    def _choice(self, prompt: Prepared) -> Choice:
-        return chat_choice(self.model, self.plan, prompt, self.id)
+        return self._message() | self._stopped()
 
     def _message(self) -> Json:
         head: Json = {"id": self.id, "type": "message", "role": "assistant"}
-        head |= {"model": self._head["model"], "content": self._blocks, "usage": self._usage()}
+        said = [block for block in self._items if block.get("input", block) is not None]
+        head |= {"model": self._head["model"], "content": said, "usage": self._usage()}
         return head | {name: self._head[name] for name in ("system_fingerprint", "seed")}
 
     def _usage(self) -> Json:
@@ -291,37 +282,33 @@ class MessageAnswer(Answer):
             "output_tokens": counts["completion_tokens"],
         }
 
-    @property
-    def _stopped(self) -> tuple[str, str | None]:
+    def _stopped(self) -> Json:
         # Why the answer ended, and the stop sequence that ended it.
         choice = self.choices[0]
-        done = choice.completion
-        assert done is not None  # it has ended
-        reason = choice.finish_reason or "stop"
-        stop = self.stop_string(choice)
+        reason, stop = choice.finish_reason or "stop", self.stop_string(choice)
+        told = _STOPS[reason]
         if reason == "stop" and stop is not None:
-            return "stop_sequence", stop
-        if reason == "length" and len(done.token_ids) < self.plan.params.max_new_tokens:
-            return "model_context_window_exceeded", None
-        return _STOPS[reason], None
+            told = "stop_sequence"
+        elif reason == "length" and self.plan.params.max_new_tokens < self._most:
+            told = "model_context_window_exceeded"
+        return {"stop_reason": told, "stop_sequence": stop if told == "stop_sequence" else None}
 
-    def _begin(self, delta: Delta) -> None:
-        self._kind, self._arguments = delta.kind, ""
-        if delta.kind == "content":
+    def _begin(self, kind: str, call: Json) -> None:
+        if kind == "content":
             block: Json = {"type": "text", "text": ""}
-        elif delta.kind == "reasoning":
+        elif kind == "reasoning":
             block = {"type": "thinking", "thinking": "", "signature": ""}
         else:
-            call = next(c for c in self.choices[0].calls if delta.id in (c["id"], ""))
             name = call["function"]["name"]
             block = {"type": "tool_use", "id": call["id"], "name": name, "input": {}}
-        self._blocks.append(block)
+        self._items.append(block)
+        self._arguments = ""
         self._tell("content_block_start", content_block={**block})
-        if len(self._blocks) == 1:
+        if len(self._items) == 1:
             self._new.append({"type": "ping"})
 
     def _more(self, delta: Delta) -> None:
-        block, text = self._blocks[-1], delta.text
+        block, text = self._items[-1], delta.text
         if delta.kind == "call":
             self._arguments += text
             if text:
@@ -332,9 +319,7 @@ class MessageAnswer(Answer):
         self._tell(delta={"type": f"{kind}_delta", kind: text})
 
     def _end(self) -> None:
-        if not self._kind:
-            return
-        block = self._blocks[-1]
+        block = self._items[-1]
         if self._kind == "reasoning":
             block["signature"] = hashlib.sha256(block["thinking"].encode()).hexdigest()
             self._tell(delta={"type": "signature_delta", "signature": block["signature"]})
@@ -342,12 +327,11 @@ class MessageAnswer(Answer):
         if self._kind == "call":
             try:
                 block["input"] = json.loads(self._arguments)
-            except ValueError:  # the answer was cut: such a call is none
-                self._blocks.pop()
-        self._kind = ""
+            except ValueError:  # it was cut: such a call is none
+                block["input"] = None
 
     def _tell(self, name: str = "content_block_delta", /, **fields: Any) -> None:
-        self._new.append({"type": name, "index": len(self._blocks) - 1, **fields})
+        self._new.append({"type": name, "index": len(self._items) - 1, **fields})
 
 
 def error_body(message: str, status: int, request: str = "") -> Json:
@@ -368,9 +352,3 @@ def model_list(model: ServedModel) -> Json:
     names = [model_entry(model, name) for name in model.names]
     ends = {"first_id": model.names[0], "last_id": model.names[-1]}
     return {"data": names, "has_more": False, **ends}
-
-
-def rewritten(body: bytes, status: int, request: str) -> bytes:
-    """Return an error of OpenAI's shape in Anthropic's."""
-    message = json.loads(body)["error"]["message"]
-    return msgspec.json.encode(error_body(message, status, request))

@@ -8,7 +8,7 @@ import logging
 import re
 import uuid
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,41 +24,25 @@ from starlette.routing import BaseRoute, Route
 from paceline.errors import PacelineError
 from paceline.serving import anthropic, http, ollama, openapi
 from paceline.serving.admission import Closed, Gate, Ticket
-from paceline.serving.anthropic import (
-    CountRequest,
-    MessageAnswer,
-    MessagesRequest,
-    plan_messages,
-)
-from paceline.serving.dialects import Dialects
-from paceline.serving.embeddings import EmbeddingAnswer, EmbeddingsRequest, plan_embeddings
+from paceline.serving.anthropic import CountRequest, plan_messages
+from paceline.serving.dialects import refusal
 from paceline.serving.files import UPLOAD, Batches, BatchRequest, Files
-from paceline.serving.fill import InfillAnswer, InfillRequest, plan_filling, plan_infill
-from paceline.serving.http import Gone, error_body, json_response
+from paceline.serving.http import Gone, json_response
 from paceline.serving.kept import KeptAnswers, listed
 from paceline.serving.logs import RequestIds
+from paceline.serving.messages import Notes
 from paceline.serving.metrics import Metrics
 from paceline.serving.model import ServedModel
-from paceline.serving.objects import Answer, ChatAnswer, TextAnswer
-from paceline.serving.plan import Plan, plan_chat, plan_response, tokenize
-from paceline.serving.protocol import (
-    BadRequest,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    ResponsesRequest,
-    TokenizeRequest,
-    decode,
-)
-from paceline.serving.responses import ResponseAnswer
+from paceline.serving.objects import Answer
+from paceline.serving.plan import guarded, tokenize
+from paceline.serving.protocol import BadRequest, DetokenizeRequest, TokenizeRequest, decode
+from paceline.serving.routes import INFO, ROUTES, Way
 from paceline.serving.settings import Settings
 from paceline.serving.worker import ENDED, Delivery, Job, Load, Outbox, ServingCore, Worker
 from paceline.version import __version__
 
 _log = logging.getLogger("paceline.serving")
 PING_SECONDS = 15.0
-# What SGLang's router asks a replica for, by its names of now and of before.
-_INFO = ("model_info", "get_model_info", "server_info", "get_server_info")
 PAGE = Path(__file__).parent / "page" / "index.html"
 
 
@@ -106,13 +90,16 @@ class Service:
         self.gate.closed = "the server is shutting down"
         self.batches.close()
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        assert self.worker is not None  # the gate is closed before
-        self.worker.submit(jobs)
+    @property
+    def owner(self) -> Worker:
+        """The engine's, for requests: the gate is closed before there is one."""
+        assert self.worker is not None
+        return self.worker
 
-    def cancel(self, jobs: Sequence[Job]) -> None:
-        assert self.worker is not None  # as above
-        self.worker.cancel(jobs)
+    def spare(self, answer: Answer, place: int, outbox: Outbox) -> None:
+        """End a choice that says a call again: what follows is not told."""
+        if answer.choices[place].repeats:
+            self.owner.end(outbox.jobs[place])
 
     def abort(self, error: PacelineError) -> None:
         """End all answers with an error."""
@@ -138,9 +125,8 @@ class Service:
             self.worker.stop()
 
     def _lost(self) -> None:
-        assert self.worker is not None  # which calls this
         self.gate.closed = ENDED
-        self._deliver(self.worker.give_up())
+        self._deliver(self.owner.give_up())
 
     def _load(self) -> Load:
         return Load() if self.worker is None else self.worker.core.load
@@ -149,7 +135,7 @@ class Service:
         for job, event, _ in deliveries:
             self.metrics.saw(event)
             if not job.outbox.put(job.place, event):
-                self.cancel(job.outbox.jobs)
+                self.owner.cancel(job.outbox.jobs)
 
 
 # The way of a request for text.
@@ -168,30 +154,24 @@ class Exchange:
         self.answer: Answer | None = None
         self._later: list[Job] = []  # jobs that wait for others of this request
 
-    async def respond(
-        self,
-        kind: type[Any],
-        plan: Callable[[ServedModel, Any], Plan],
-        answer: type[Answer],
-    ) -> Response:
+    async def respond(self, way: Way) -> Response:
         """Return the whole answer or its stream.
 
         Raises:
             PacelineError: the request is refused, or failed.
             Gone: the client has closed the connection.
         """
-        service, settings = self.service, self.service.settings
+        service, settings, (kind, plan, answer) = self.service, self.service.settings, way
         data = await http.read_body(self.request, settings.max_body, settings.body_timeout)
         body, ignored = await asyncio.to_thread(decode, kind, data, settings.strict)
         model = service.asked_for(body.model)
         self.ticket.hold(getattr(body, "n", None) or 1, 0)  # the rest is known after tokenising
+        if template := getattr(body, "chat_template", None):
+            model = await asyncio.to_thread(guarded, model.under, template)
         # Many may wait for a thread: those whose client leaves meanwhile give their place back.
-        planning = asyncio.to_thread(_planned, plan, model, body)
+        planning = asyncio.to_thread(guarded, plan, model, body)
         planned = await http.unless_gone(self.request.receive, planning)
-        left = planned.notes.left
-        if left and settings.strict:
-            raise BadRequest(f"{left[0]}: the server cannot use it: leave it out", left[0])
-        headers = http.ignoring([*ignored, *left])
+        headers = _left(ignored, planned.notes, settings.strict)
         places = len(planned.prompts) * planned.n
         if planned.waves:
             places = min(places, settings.max_batch)
@@ -199,7 +179,7 @@ class Exchange:
         self.answer = answer(model, planned, body, uuid.uuid4().hex, self.outbox.accepted)
         self.outbox.jobs = planned.jobs(self.outbox)
         jobs = list(self.outbox.jobs)
-        service.submit(jobs[:places])
+        service.owner.submit(jobs[:places])
         self._later = jobs[places:]
         if planned.stream:
             headers |= {"content-type": self.answer.media}
@@ -214,7 +194,7 @@ class Exchange:
         answer, seconds = self.answer, perf_counter() - self.began
         answered = answer is not None and answer.done
         if not answered:
-            self.service.cancel(self.outbox.jobs)
+            self.service.owner.cancel(self.outbox.jobs)
         self.service.leave(self.ticket)
         self.service.metrics.ended(answered, seconds)
         usage = answer.usage() if answer is not None else {}
@@ -234,12 +214,13 @@ class Exchange:
                 if event.error is not None:
                     raise event.error
                 answer.feed(place, event)
+                self.service.spare(answer, place, self.outbox)
                 if event.completion is not None and self._later:
-                    self.service.submit([self._later.pop(0)])
+                    self.service.owner.submit([self._later.pop(0)])
         return answer.whole()
 
     async def _stream(self, answer: Answer) -> AsyncGenerator[bytes, None]:
-        encode = answer.encode
+        encode, sent = answer.encode, perf_counter()
         if opening := answer.opening():
             yield encode(opening)
         while not answer.done:
@@ -252,7 +233,12 @@ class Exchange:
                     yield encode([*chunks, *answer.failing(failed)]) + answer.end
                     return
                 chunks += answer.chunks(place, event)
-            if chunks or not events:
+                self.service.spare(answer, place, self.outbox)
+            late = not events or perf_counter() - sent >= PING_SECONDS
+            if late and not chunks:
+                chunks = answer.waiting()
+            if chunks or late:
+                sent = perf_counter()
                 yield encode(chunks) or http.PING
         yield encode(answer.closing()) + answer.end
 
@@ -260,16 +246,11 @@ class Exchange:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def _generating(
-    service: Service,
-    kind: type[Any],
-    plan: Callable[[ServedModel, Any], Plan],
-    answer: type[Answer],
-) -> Handler:
+def _generating(service: Service, way: Way) -> Handler:
     async def handler(request: Request) -> Response:
         exchange = Exchange(service, request)
         try:
-            response = await exchange.respond(kind, plan, answer)
+            response = await exchange.respond(way)
         except BaseException:
             exchange.close()
             raise
@@ -280,11 +261,12 @@ def _generating(
     return handler
 
 
-def _planned(plan: Callable[[ServedModel, Any], Plan], model: ServedModel, body: Any) -> Plan:
-    try:
-        return plan(model, body)
-    except RecursionError as error:
-        raise BadRequest("the JSON is nested too deeply: flatten it") from error
+def _left(ignored: list[str], notes: Notes, strict: bool) -> dict[str, str]:
+    # Headers that name what is left out of a request.
+    if notes.left and strict:
+        place = notes.left[0]
+        raise BadRequest(f"{place}: the server cannot use it: leave it out", place)
+    return http.ignoring([*ignored, *notes.left])
 
 
 # The other routes.
@@ -297,37 +279,48 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
     async def page(request: Request) -> Response:
         return Response(text, 200, rules, "text/html")
 
-    async def body_of(request: Request, kind: type[Any]) -> Any:
-        data = await http.read_body(request, settings.max_body, settings.body_timeout)
-        body, request.state.ignored = await asyncio.to_thread(decode, kind, data, settings.strict)
-        return body
+    def asking(kind: type[Any], tell: Callable[[ServedModel, Any, Notes], Any]) -> Handler:
+        # A route that answers a body without decoding; what of it is left out is named.
+        async def handler(request: Request) -> Response:
+            service.asked_for(None)
+            data = await http.read_body(request, settings.max_body, settings.body_timeout)
+            body, ignored = await asyncio.to_thread(decode, kind, data, settings.strict)
+            model, notes = service.asked_for(getattr(body, "model", None)), Notes()
+            told = await asyncio.to_thread(guarded, tell, model, body, notes)
+            return json_response(told, headers=_left(ignored, notes, settings.strict))
+
+        return handler
+
+    def telling(tell: Callable[[Request], Any], apart: bool = False) -> Handler:
+        # `apart` from the event loop, for what takes its time.
+        async def handler(request: Request) -> Response:
+            told = await asyncio.to_thread(tell, request) if apart else tell(request)
+            return json_response(told)
+
+        return handler
 
     async def health(request: Request) -> Response:
         closed = service.gate.closed
         return json_response({"status": closed or "ok"}, 503 if closed else 200)
 
-    async def models(request: Request) -> Response:
+    def models(request: Request) -> Any:
         model = service.asked_for(None)
         if "anthropic-version" in request.headers:
-            return json_response(anthropic.model_list(model))
-        entries = [_entry(model, name) for name in model.names]
-        return json_response({"object": "list", "data": entries})
+            return anthropic.model_list(model)
+        return {"object": "list", "data": [_entry(model, name) for name in model.names]}
 
-    async def one_model(request: Request) -> Response:
+    def one_model(request: Request) -> Any:
         name = request.path_params["name"]
         entry = anthropic.model_entry if "anthropic-version" in request.headers else _entry
-        return json_response(entry(service.asked_for(name), name))
+        return entry(service.asked_for(name), name)
 
-    async def one_response(request: Request) -> Response:
+    def one_response(request: Request) -> Any:
         kept, id = service.asked_for(None).kept, request.path_params["id"]
-        if request.method != "DELETE":
-            return json_response(kept.get(id).response)
-        kept.drop(id)
-        return json_response({"id": id, "object": "response", "deleted": True})
+        return kept.drop(id) if request.method == "DELETE" else kept.get(id).response
 
-    async def its_input(request: Request) -> Response:
+    def its_input(request: Request) -> Any:
         turn = service.asked_for(None).kept.get(request.path_params["id"])
-        return json_response(listed(turn.items, request.query_params))
+        return listed(turn.items, request.query_params)
 
     async def upload(request: Request) -> Response:
         service.files.path("")
@@ -335,141 +328,98 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         kind = request.headers.get("content-type", "")
         return json_response(await asyncio.to_thread(service.files.upload, data, kind))
 
-    async def files(request: Request) -> Response:
-        kept, query = await asyncio.to_thread(service.files.all, "file"), request.query_params
+    def files(request: Request) -> Any:
+        kept, query = service.files.all("file"), request.query_params
         wanted = [f for f in kept if query.get("purpose") in (None, "", f["purpose"])]
-        return json_response(listed(wanted, query))
+        return listed(wanted, query)
 
-    async def one_file(request: Request) -> Response:
+    def one_file(request: Request) -> Any:
         id = request.path_params["id"]
-        found = service.files.delete if request.method == "DELETE" else service.files.get
-        return json_response(found(id))
+        return (service.files.delete if request.method == "DELETE" else service.files.get)(id)
 
     async def content(request: Request) -> Response:
         service.files.get(id := request.path_params["id"])
         return FileResponse(service.files.path(f"{id}.data"), media_type="text/plain")
 
-    async def new_batch(request: Request) -> Response:
-        service.asked_for(None)
-        made = service.batches.create(await body_of(request, BatchRequest))
-        return json_response(made, headers=http.ignoring(request.state.ignored))
+    def batches(request: Request) -> Any:
+        now = [service.batches.get(each["id"]) for each in service.files.all("batch")]
+        return listed(now, request.query_params)
 
-    async def batches(request: Request) -> Response:
-        kept = await asyncio.to_thread(service.files.all, "batch")
-        return json_response(listed(kept, request.query_params))
+    def counted(model: ServedModel, body: CountRequest, notes: Notes) -> Any:
+        plan = plan_messages(model, body)
+        notes.left += plan.notes.left
+        return {"input_tokens": len(plan.prompts[0].tokens)}
 
-    async def one_batch(request: Request) -> Response:
-        return json_response(service.files.get(request.path_params["id"], "batch"))
-
-    async def cancelled(request: Request) -> Response:
-        return json_response(service.batches.cancel(request.path_params["id"]))
-
-    def about(tell: Callable[[ServedModel], Any]) -> Handler:
-        async def handler(request: Request) -> Response:
-            return json_response(tell(service.asked_for(None)))
-
-        return handler
-
-    async def show(request: Request) -> Response:
-        service.asked_for(None)
-        body = await body_of(request, ollama.ShowRequest)
-        return json_response(ollama.shown(service.asked_for(body.model)))
-
-    async def counted(request: Request) -> Response:
-        service.asked_for(None)
-        body = await body_of(request, CountRequest)
-        model = service.asked_for(body.model)
-        plan = await asyncio.to_thread(plan_messages, model, body)
-        headers = http.ignoring([*request.state.ignored, *plan.notes.left])
-        return json_response({"input_tokens": len(plan.prompts[0].tokens)}, headers=headers)
-
-    async def model_info(request: Request) -> Response:
+    def model_info(request: Request) -> Any:
         model = service.asked_for(None)
-        return json_response(
-            {
-                "model_path": model.path,
-                "served_model_name": model.name,
-                "tokenizer_path": model.path,
-                "is_generation": True,
-                "max_model_len": model.context,
-                "system_fingerprint": model.fingerprint,
-                "version": __version__,
-            }
-        )
+        return {
+            "model_path": model.path,
+            "served_model_name": model.name,
+            "tokenizer_path": model.path,
+            "is_generation": True,
+            "max_model_len": model.context,
+            "system_fingerprint": model.fingerprint,
+            "version": __version__,
+        }
 
-    async def tokenizer_info(request: Request) -> Response:
+    def tokenizer_info(request: Request) -> Any:
         tokenizer = service.asked_for(None).tokenizer
         ends = [tokenizer.core.id_to_token(token) for token in tokenizer.eos_token_ids]
-        special = {"eos_token": ends[0] if ends else None, "bos_token": None, "pad_token": None}
-        return json_response(
-            special
-            | dict(tokenizer.special_tokens)
-            | {
-                "chat_template": tokenizer.chat_template,
-                "eos_token_ids": list(tokenizer.eos_token_ids),
-                "vocab_size": tokenizer.vocab_size,
-            }
-        )
+        return {
+            **{"eos_token": ends[0] if ends else None, "bos_token": None, "pad_token": None},
+            **tokenizer.special_tokens,
+            "chat_template": tokenizer.chat_template,
+            "eos_token_ids": list(tokenizer.eos_token_ids),
+            "vocab_size": tokenizer.vocab_size,
+        }
 
-    async def tokenized(request: Request) -> Response:
-        model = service.asked_for(None)
-        body = await body_of(request, TokenizeRequest)
-        ids = await asyncio.to_thread(tokenize, model, body)
+    def tokenized(model: ServedModel, body: TokenizeRequest, notes: Notes) -> Any:
+        ids = tokenize(model, body, notes)
         out = {"tokens": ids, "count": len(ids), "max_model_len": model.context}
         if body.return_token_strs:
             out["token_strs"] = [model.tokens[token][0] for token in ids]
-        return json_response(out)
+        return out
 
-    async def detokenized(request: Request) -> Response:
-        model = service.asked_for(None)
-        body = await body_of(request, DetokenizeRequest)
+    def detokenized(model: ServedModel, body: DetokenizeRequest, notes: Notes) -> Any:
         if max(body.tokens, default=0) >= model.tokenizer.vocab_size:
             raise BadRequest("tokens: there are ids that the vocabulary has not", "tokens")
-        text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, False)
-        return json_response({"prompt": text})
+        return {"prompt": model.tokenizer.decode(body.tokens, False)}
 
     async def metrics(request: Request) -> Response:
         return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
 
-    async def document(request: Request) -> Response:
-        return json_response(openapi.document())
-
     def post(path: str, handler: Handler) -> Route:
         return Route(path, handler, methods=["POST"])
 
-    def generating(path: str, *parts: Any) -> Route:
-        return post(path, _generating(service, *parts))
-
     routes: list[BaseRoute] = [
-        generating("/v1/chat/completions", ChatRequest, plan_chat, ChatAnswer),
-        generating("/v1/completions", CompletionRequest, plan_filling, TextAnswer),
-        generating("/infill", InfillRequest, plan_infill, InfillAnswer),
-        generating("/v1/responses", ResponsesRequest, plan_response, ResponseAnswer),
-        generating("/v1/messages", MessagesRequest, plan_messages, MessageAnswer),
-        post("/v1/messages/count_tokens", counted),
-        generating("/v1/embeddings", EmbeddingsRequest, plan_embeddings, EmbeddingAnswer),
-        Route("/v1/responses/{id}", one_response, methods=["GET", "DELETE"]),
-        Route("/v1/responses/{id}/input_items", its_input),
+        *(post(path, _generating(service, way)) for path, way in ROUTES.items()),
+        post("/v1/messages/count_tokens", asking(CountRequest, counted)),
+        Route("/v1/responses/{id}", telling(one_response), methods=["GET", "DELETE"]),
+        Route("/v1/responses/{id}/input_items", telling(its_input)),
         post("/v1/files", upload),
-        Route("/v1/files", files),
-        Route("/v1/files/{id}", one_file, methods=["GET", "DELETE"]),
+        Route("/v1/files", telling(files, apart=True)),
+        Route("/v1/files/{id}", telling(one_file), methods=["GET", "DELETE"]),
         Route("/v1/files/{id}/content", content),
-        post("/v1/batches", new_batch),
-        Route("/v1/batches", batches),
-        Route("/v1/batches/{id}", one_batch),
-        post("/v1/batches/{id}/cancel", cancelled),
-        *(generating(f"/api/{name}", *parts) for name, parts in ollama.ASKED.items()),
-        *(Route(f"/api/{name}", about(tell)) for name, tell in ollama.ABOUT.items()),
-        post("/api/show", show),
-        post("/tokenize", tokenized),
-        post("/detokenize", detokenized),
-        Route("/v1/models", models),
-        Route("/v1/models/{name:path}", one_model),
-        Route("/tokenizer_info", tokenizer_info),
-        *(Route(f"/{name}", model_info) for name in _INFO),
+        post("/v1/batches", asking(BatchRequest, lambda *asked: service.batches.create(asked[1]))),
+        Route("/v1/batches", telling(batches, apart=True)),
+        Route("/v1/batches/{id}", telling(lambda r: service.batches.get(r.path_params["id"]))),
+        post(
+            "/v1/batches/{id}/cancel",
+            telling(lambda r: service.batches.cancel(r.path_params["id"])),
+        ),
+        Route("/api/tags", telling(lambda _: ollama.tags(service.asked_for(None)))),
+        Route("/api/ps", telling(lambda _: ollama.running(service.asked_for(None)))),
+        Route("/api/version", telling(lambda _: {"version": __version__})),
+        post("/api/show", asking(ollama.ShowRequest, lambda model, *_: ollama.shown(model))),
+        post("/tokenize", asking(TokenizeRequest, tokenized)),
+        post("/detokenize", asking(DetokenizeRequest, detokenized)),
+        Route("/v1/models", telling(models)),
+        Route("/v1/models/{name:path}", telling(one_model)),
+        Route("/tokenizer_info", telling(tokenizer_info)),
+        *(Route(path, telling(model_info)) for path in INFO),
         Route("/health", health),
         Route("/metrics", metrics),
-        Route("/openapi.json", document),
+        Route("/openapi.json", telling(lambda _: openapi.document())),
         Route("/", page),
     ]
     # Also without /v1, which some clients' base URLs leave out.
@@ -489,7 +439,7 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
                 expose_headers=["x-request-id", "x-paceline-ignored"],
             )
         )
-    middleware += [Middleware(Dialects), Middleware(http.Keys, keys=keys)]
+    middleware.append(Middleware(http.Keys, keys=keys, refusal=refusal))
     handlers: dict[Any, Any] = {
         PacelineError: _refused,
         HTTPException: _unrouted,
@@ -525,14 +475,16 @@ def _entry(model: ServedModel, name: str) -> dict[str, Any]:
 
 
 async def _refused(request: Request, error: PacelineError) -> Response:
-    return http.error_response(error)
+    status, body = http.described(error)
+    headers = {"retry-after": "1"} if status in (429, 503) else None
+    named = body["error"]
+    return refusal(request.scope, status, str(error), named["param"], named["code"], headers)
 
 
 async def _unrouted(request: Request, error: HTTPException) -> Response:
     hints = {404: f"there is no {request.url.path}", 405: f"{request.method} is not served here"}
     message = f"{hints.get(error.status_code, error.detail)}: see /openapi.json"
-    body = error_body(message, error.status_code)
-    return json_response(body, error.status_code, error.headers)
+    return refusal(request.scope, error.status_code, message, headers=error.headers)
 
 
 async def _gone(request: Request, error: Gone) -> Response:
@@ -540,4 +492,4 @@ async def _gone(request: Request, error: Gone) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return json_response(error_body("the server failed: see its log", 500), 500)
+    return refusal(request.scope, 500, "the server failed: see its log")

@@ -1,9 +1,10 @@
 """Requests from a file, answers to a file, in OpenAI's batch format.
 
 A line of the input is `{"custom_id", "method": "POST", "url", "body"}`, a line of the output
-`{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}`. Output is only
-appended to, in whole lines, so that a run that was killed goes on where it ended. A line without an
-id of its own is answered with `"error": {"code", "message", "param", "line"}` and no response.
+`{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}`; the response has
+"ignored" too, a list of fields, if the answer does not heed some. Output is only appended to, in
+whole lines, so that a run that was killed goes on where it ended. A line without an id of its own
+is answered with `"error": {"code", "message", "param", "line"}` and no response.
 """
 
 from __future__ import annotations
@@ -20,30 +21,15 @@ from typing import Any, NamedTuple
 from paceline.core.cache import append, open_lines
 from paceline.core.options import check_text
 from paceline.errors import EngineFailed, InvalidOption, PacelineError
-from paceline.serving.fill import plan_filling
 from paceline.serving.http import described, encoded
 from paceline.serving.model import ServedModel
-from paceline.serving.objects import Answer, ChatAnswer, TextAnswer
-from paceline.serving.plan import Plan, plan_chat, plan_response
-from paceline.serving.protocol import (
-    BadRequest,
-    Body,
-    ChatRequest,
-    CompletionRequest,
-    ResponsesRequest,
-    decode,
-)
-from paceline.serving.responses import ResponseAnswer
+from paceline.serving.objects import Answer
+from paceline.serving.plan import Plan, guarded
+from paceline.serving.protocol import BadRequest, decode
+from paceline.serving.routes import BATCHED
 from paceline.serving.worker import Delivery, Outbox, ServingCore
 
 Json = dict[str, Any]
-ROUTES: dict[str, tuple[type[Body], Callable[[ServedModel, Any], Plan], type[Answer]]] = {
-    "/v1/chat/completions": (ChatRequest, plan_chat, ChatAnswer),
-    "/v1/completions": (CompletionRequest, plan_filling, TextAnswer),
-    "/v1/responses": (ResponsesRequest, plan_response, ResponseAnswer),
-}
-
-
 _FAULTY = "batch_req_line_"
 
 
@@ -141,26 +127,29 @@ def asked(model: ServedModel, line: Line) -> tuple[Plan, Maker]:
 
     Raises PacelineError: the request is refused.
     """
-    if line.method != "POST" or not isinstance(line.url, str) or line.url not in ROUTES:
+    if line.method != "POST" or not isinstance(line.url, str) or line.url not in BATCHED:
         raise BadRequest(
             f"url: {line.method} {line.url} is not served here: use POST and one of "
-            f"{', '.join(ROUTES)}",
+            f"{', '.join(BATCHED)}",
             "url",
         )
-    kind, plan, answer = ROUTES[line.url]
-    body, _ = decode(kind, json.dumps(line.body).encode())
+    kind, plan, answer = BATCHED[line.url]
+    body, ignored = decode(kind, guarded(json.dumps, line.body).encode())
     model.check_name(body.model)
+    model = model.under(getattr(body, "chat_template", None))
     if getattr(body, "stream", None):
         raise BadRequest("stream: a file has no streams: leave it out", "stream")
     if body.seed is None:
         body.seed = line.seed
-    planned = plan(model, body)
+    planned = guarded(plan, model, body)
+    planned.notes.left[:0] = ignored
     return planned, partial(answer, model, planned, body)
 
 
-def recorded(line: Line, status: int, body: Any) -> bytes:
-    """Return an answer as a line of the output."""
+def recorded(line: Line, status: int, body: Any, ignored: list[str] | None = None) -> bytes:
+    """Return an answer as a line of the output, with places of what the request holds in vain."""
     response = {"status_code": status, "request_id": f"req_{line.id}", "body": body}
+    response |= {"ignored": ignored} if ignored else {}
     return _record(f"batch_req_{line.id}", line.key, response, None)
 
 
@@ -253,10 +242,12 @@ class Batch:
             job.outbox.put(job.place, event)
             for place, merged in job.outbox.take():
                 answer.feed(place, merged)
+                if answer.choices[place].repeats:
+                    self._core.end(job.outbox.jobs[place])
             if not answer.done:
                 return 0
             self.tokens += int(answer.usage()["completion_tokens"])
-            self._lines.append(recorded(line, 200, answer.whole()))
+            self._lines.append(recorded(line, 200, answer.whole(), answer.plan.notes.left))
         del self._open[job.outbox]
         return 1
 

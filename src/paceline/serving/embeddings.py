@@ -12,45 +12,41 @@ from paceline.core.types import ProbArray
 from paceline.errors import PromptError
 from paceline.serving.model import ServedModel
 from paceline.serving.objects import Answer
-from paceline.serving.plan import Plan
+from paceline.serving.plan import Plan, check_length, prompts_of
 from paceline.serving.protocol import BadRequest, Count, Token
 
 Json = dict[str, Any]
 
 
-class EmbeddingsRequest(Struct, kw_only=True):
+class StatesRequest(Struct, kw_only=True):
+    """What requests for states have in common; `dimensions` must be the model's."""
+
     input: str | Annotated[list[str | Token | list[Token]], Meta(min_length=1, max_length=2048)]
     model: str | None = None
-    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=0)] | None = None
+
+
+class EmbeddingsRequest(StatesRequest, kw_only=True):
     dimensions: Count | None = None
+    encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
 
 
-def plan_embeddings(model: ServedModel, body: EmbeddingsRequest) -> Plan:
-    """Return the plan of embeddings; BadRequest, or PromptError that names the input."""
-    given: list[Any] = [body.input] if isinstance(body.input, str) else body.input
-    kinds = {type(each) for each in given}
-    if len(kinds) != 1:
-        raise BadRequest("input: give a text, token ids, or a list of one kind of them", "input")
-    if kinds == {int}:
-        given = [given]
+def plan_states(model: ServedModel, body: StatesRequest) -> Plan:
+    """Return a plan that gives the states of texts or of token ids; BadRequest names the input."""
     size = model.engine.decoder.target.capabilities.hidden_size
-    if body.dimensions not in (None, size):
+    if body.dimensions not in (None, 0, size):
         raise BadRequest(
             f"dimensions: this model's embeddings have {size}: leave it out", "dimensions"
         )
-    return state_plan(model, given, "input")
-
-
-def state_plan(model: ServedModel, given: list[Any], field: str) -> Plan:
-    """Return a plan that gives the states of texts or of token ids."""
-    prompts = []
+    given, prompts = prompts_of(body.input, "input"), []
+    check_length(model, [each for each in given if isinstance(each, str)], "input")
     for i, each in enumerate(given):
         ids = model.tokenizer.prompt(each, raw=True) if isinstance(each, str) else each
         try:
             prompts.append(model.engine.prepare(ids, raw=True, pooling=model.pooling))
         except PromptError as error:
-            raise BadRequest(f"{field}[{i}]: {error}", field) from error
+            raise BadRequest(f"input[{i}]: {error}", "input") from error
     return Plan(prompts, 0, waves=True)
 
 
@@ -59,7 +55,7 @@ class EmbeddingAnswer(Answer):
     prefix = "embd"
 
     def whole(self) -> Json:
-        count = sum(len(each.tokens) for each in self.plan.prompts)
+        count = self.usage()["prompt_tokens"]
         packed = getattr(self.body, "encoding_format", None) == "base64"
         data = [
             {"object": "embedding", "index": i, "embedding": _written(state, packed)}

@@ -17,16 +17,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, to_builtins
 
 from paceline.core.cache import Locked, write_atomically
-from paceline.errors import PacelineError
-from paceline.serving.batch import (
-    ROUTES,
-    Line,
-    asked,
-    open_output,
-    read_lines,
-    recorded,
-    refused,
-)
+from paceline.errors import EngineFailed, PacelineError
+from paceline.serving.admission import Closed
+from paceline.serving.batch import Line, asked, open_output, read_lines, recorded, refused
 from paceline.serving.protocol import BadRequest
 from paceline.serving.worker import Outbox
 
@@ -37,6 +30,7 @@ _FOLDER = 1024 * 1024 * 1024  # and of all
 _DAY = 24 * 3600
 _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 _ENDED = ("completed", "failed", "cancelled")
+_GOOD = b'"response":{"status_code":200,'  # stands in records of answers; texts have it escaped
 
 
 class BatchRequest(Struct, kw_only=True):
@@ -77,14 +71,18 @@ class Files:
     def get(self, id: str, kind: str = "file") -> Json:
         """Return the record of a "file" or "batch"; BadRequest (404) if there is none."""
         path = self.path(f"{id}.json")
-        if id.startswith(f"{kind}-") and id.replace("-", "").isalnum() and path.is_file():
-            record: Json = json.loads(path.read_text(encoding="utf-8"))
-            return record
+        if id.startswith(f"{kind}-") and id.replace("-", "").isalnum():
+            with contextlib.suppress(OSError):
+                record: Json = json.loads(path.read_text(encoding="utf-8"))
+                return record
         raise BadRequest(f"id: there is no {kind} {id[:100]!r}", "id", 404)
 
     def all(self, kind: str) -> list[Json]:
         """Return all records, the eldest first."""
-        found = [json.loads(each.read_text()) for each in self.path("").glob(f"{kind}-*.json")]
+        found = []
+        for each in self.path("").glob(f"{kind}-*.json"):
+            with contextlib.suppress(BadRequest):  # deleted meanwhile
+                found.append(self.get(each.stem, kind))
         return sorted(found, key=lambda each: (each["created_at"], each["id"]))
 
     def delete(self, id: str) -> Json:
@@ -100,8 +98,8 @@ class Files:
         parts = {p.get_param("name", header="content-disposition"): p for p in form.iter_parts()}
         if "file" not in parts:
             raise BadRequest("file: it is missing: send a form with purpose and file", "file")
-        purpose = parts["purpose"].get_payload(decode=True) if "purpose" in parts else b""
-        if purpose.strip() != b"batch":
+        purpose = parts["purpose"].get_payload(decode=True) if "purpose" in parts else None
+        if (purpose or b"").strip() != b"batch":
             raise BadRequest("purpose: it must be batch: nothing else is done here", "purpose")
         file = parts["file"]
         data = file.get_payload(decode=True) or b""
@@ -114,9 +112,13 @@ class Batches:
     def __init__(self, service: Any, files: Files) -> None:
         """`service` decodes: see `app.Service`."""
         self._service, self._files = service, files
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._most = max(1, service.settings.max_batch // 2)
+        self._places = asyncio.Semaphore(self._most)
+        self.running: dict[str, tuple[Json, asyncio.Task[None]]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def create(self, body: BatchRequest) -> Json:
+        """Begin a batch; from any thread, once the server is open."""
         self._files.get(body.input_file_id)
         names = "errors output_file_id error_file_id " + " ".join(
             f"{each}_at" for each in ("in_progress", "expired", *_OPEN[2:], *_ENDED)
@@ -124,35 +126,48 @@ class Batches:
         now = int(time())
         batch = {"id": f"batch-{uuid.uuid4().hex}", "object": "batch", **to_builtins(body)}
         batch |= dict.fromkeys(names.split()) | {"status": "validating", "created_at": now}
-        batch |= {"expires_at": now + _DAY, "request_counts": _counts(0, [])}
+        counts = {"total": 0, "completed": 0, "failed": 0}
+        batch |= {"expires_at": now + _DAY, "request_counts": counts}
         self._files.save(batch)
-        self._start(batch)
+        assert self._loop is not None  # it is open
+        self._loop.call_soon_threadsafe(self._start, {**batch})
         return batch
 
+    def get(self, id: str) -> Json:
+        """Return a batch as it is now; BadRequest (404) if there is none."""
+        return self.running[id][0] if id in self.running else self._files.get(id, "batch")
+
     def cancel(self, id: str) -> Json:
-        batch = self._files.get(id, "batch")
-        if batch["status"] in _ENDED:
+        """End a batch with what is answered; BadRequest (404, 409), or Closed."""
+        batch = self.get(id)
+        if batch["status"] in ("finalizing", *_ENDED):
             said = f"batch: it is {batch['status']}: nothing is left to cancel"
             raise BadRequest(said, None, 409)
-        self._turn(batch, "cancelling")
-        self._tasks[id].cancel()
+        if id not in self.running:
+            raise Closed("the server begins or ends: try again later")
+        if batch["status"] != "cancelling":
+            self._turn(batch, "cancelling")
+            self.running[id][1].cancel()
         return batch
 
     def open(self) -> None:
-        """Go on with what was begun before."""
+        """Go on with what was begun before. Called in the event loop."""
+        self._loop = asyncio.get_running_loop()
         with contextlib.suppress(BadRequest):  # without a folder
             for batch in self._files.all("batch"):
                 if batch["status"] in _OPEN:
                     self._start(batch)
 
     def close(self) -> None:
-        """Stop; the next start goes on."""
-        tasks, self._tasks = self._tasks, {}
-        for task in tasks.values():
+        """Stop; the next server goes on."""
+        running, self.running = self.running, {}
+        for _, task in running.values():
             task.cancel()
 
     def _start(self, batch: Json) -> None:
-        self._tasks[batch["id"]] = asyncio.get_running_loop().create_task(self._run(batch))
+        if self._service.gate.closed is None:  # or the next server does
+            task = asyncio.get_running_loop().create_task(self._run(batch))
+            self.running[batch["id"]] = batch, task
 
     def _turn(self, batch: Json, status: str, **fields: Any) -> None:
         batch |= {"status": status, f"{status}_at": int(time()), **fields}
@@ -160,57 +175,75 @@ class Batches:
 
     async def _run(self, batch: Json) -> None:
         id = batch["id"]
-        part = self._files.path(f"{id}.part")
         try:
-            lines = read_lines(self._files.path(f"{batch['input_file_id']}.data"))
-            if errors := [error for each in lines if (error := _wrong(each, batch)) is not None]:
-                self._turn(batch, "failed", errors={"object": "list", "data": errors})
+            try:
+                await self._answer(batch)
+            except asyncio.CancelledError:
+                if batch["status"] != "cancelling":  # the server ends
+                    raise
+            if batch["status"] == "failed" or id not in self.running:
                 return
-            if batch["status"] == "validating":
-                self._turn(batch, "in_progress")
-            while (opened := await asyncio.to_thread(_opened, part)) is None:
-                await asyncio.sleep(0.2)  # until the server before has ended
-            file, done = opened
-            with file:
-                left = [each for each in lines if each.key not in done]
-                if batch["status"] != "cancelling":
-                    await self._answer(batch, left, len(lines), file)
-        except asyncio.CancelledError:
-            if id not in self._tasks:  # the server ends
-                raise
+            status = "cancelled" if batch["status"] == "cancelling" else "completed"
+            if status == "completed":
+                self._turn(batch, "finalizing")
+            await asyncio.to_thread(self._end, batch, status)
+        except EngineFailed:  # the next server goes on
+            return
         except Exception as error:  # such as a full disk: the batch says so
             _log.exception("batch %s failed", id)
             wrong = {"code": "server_error", "message": str(error), "line": None, "param": None}
             self._turn(batch, "failed", errors={"object": "list", "data": [wrong]})
+        finally:
+            self.running.pop(id, None)
+
+    async def _answer(self, batch: Json) -> None:
+        # Answers what is not answered, unless a line is wrong.
+        part = self._files.path(f"{batch['id']}.part")
+        given = self._files.path(f"{batch['input_file_id']}.data")
+        lines = await asyncio.to_thread(read_lines, given)
+        if errors := [error for each in lines if (error := _wrong(each, batch)) is not None]:
+            self._turn(batch, "failed", errors={"object": "list", "data": errors})
             return
-        status = self._files.get(id, "batch")["status"]
-        text = part.read_bytes() if part.exists() else b""
-        made = [json.loads(each) for each in text.splitlines()]
-        batch["request_counts"] = _counts(len(lines), made)
-        for kind, good in (("output", True), ("error", False)):
-            some = [each for each in made if (each["response"]["status_code"] == 200) == good]
+        if batch["status"] == "validating":
+            self._turn(batch, "in_progress")
+        while (opened := await asyncio.to_thread(_opened, part)) is None:
+            await asyncio.sleep(0.2)  # until the server before has ended
+        file, done = opened
+        left = (each for each in lines if each.key not in done)
+        counts = batch["request_counts"]
+
+        async def some() -> None:
+            for line in left:
+                async with self._places:
+                    record = await self._record(line)
+                counts["completed" if _GOOD in record else "failed"] += 1
+                while record:
+                    record = record[file.write(record) :]
+
+        with file:
+            if batch["status"] == "cancelling":
+                return
+            good, bad = _parted(part)
+            counts |= {"total": len(lines), "completed": len(good), "failed": len(bad)}
+            tasks = [asyncio.ensure_future(some()) for _ in range(self._most)]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+
+    def _end(self, batch: Json, status: str) -> None:
+        id, part = batch["id"], self._files.path(f"{batch['id']}.part")
+        good, bad = _parted(part)
+        batch["request_counts"] |= {"completed": len(good), "failed": len(bad)}
+        for kind, some in (("output", good), ("error", bad)):
             if some:
-                data = "".join(json.dumps(each) + "\n" for each in some).encode()
                 file_id = f"file-{kind}{id.removeprefix('batch-')}"
-                self._files.add(data, f"{id}_{kind}.jsonl", "batch_output", file_id)
+                self._files.add(b"".join(some), f"{id}_{kind}.jsonl", "batch_output", file_id)
                 batch[f"{kind}_file_id"] = file_id
-        self._turn(batch, "cancelled" if status == "cancelling" else "completed")
+        self._turn(batch, status)
         part.unlink(missing_ok=True)
-
-    async def _answer(self, batch: Json, lines: list[Line], total: int, file: FileIO) -> None:
-        counts = batch["request_counts"] = batch["request_counts"] | {"total": total}
-        places = asyncio.Semaphore(max(1, self._service.settings.max_batch // 2))
-
-        async def one(line: Line) -> None:
-            async with places:
-                record = await self._record(line)
-            await asyncio.to_thread(file.write, record)
-            counts["completed" if b'"status_code":200,' in record else "failed"] += 1
-            self._files.save(batch)
-
-        async with asyncio.TaskGroup() as group:
-            for line in lines:
-                group.create_task(one(line))
 
     async def _record(self, line: Line) -> bytes:
         outbox = Outbox()
@@ -219,17 +252,20 @@ class Batches:
             planned, make = await asyncio.to_thread(asked, model, line)
             answer = make(line.id, outbox.accepted)
             outbox.jobs = planned.jobs(outbox)
-            self._service.submit(outbox.jobs)
+            self._service.owner.submit(outbox.jobs)
             while not answer.done:
                 for place, event in await outbox.get(60.0):
                     if event.error is not None:
                         raise event.error
                     answer.feed(place, event)
-            return recorded(line, 200, answer.whole())
+                    self._service.spare(answer, place, outbox)
+            return recorded(line, 200, answer.whole(), planned.notes.left)
         except PacelineError as error:
+            if isinstance(error, EngineFailed) and self._service.gate.closed is not None:
+                raise  # for good: the next server asks again
             return refused(line, error)
         finally:
-            self._service.cancel(outbox.jobs)
+            self._service.owner.cancel(outbox.jobs)
 
 
 def _opened(path: Path) -> tuple[FileIO, set[str]] | None:
@@ -241,12 +277,13 @@ def _opened(path: Path) -> tuple[FileIO, set[str]] | None:
 def _wrong(line: Line, batch: Json) -> Json | None:
     if line.fault is not None:
         return {**line.fault._asdict(), "line": line.number, "param": None}
-    if line.url == batch["endpoint"] and line.method == "POST" and line.url in ROUTES:
+    if line.url == batch["endpoint"] and line.method == "POST":
         return None
     said = f"line {line.number}: it must be POST and {batch['endpoint']}, as the batch"
     return {"code": "mismatched_url", "message": said, "line": line.number, "param": "url"}
 
 
-def _counts(total: int, made: list[Json]) -> Json:
-    good = sum(each["response"]["status_code"] == 200 for each in made)
-    return {"total": total, "completed": good, "failed": len(made) - good}
+def _parted(path: Path) -> tuple[list[bytes], list[bytes]]:
+    # Records of answers, and of errors.
+    made = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [e for e in made if _GOOD in e], [e for e in made if _GOOD not in e]

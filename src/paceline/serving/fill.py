@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct
 
@@ -10,7 +10,7 @@ from paceline.engine.engine import Event
 from paceline.models.text import Tokenizer
 from paceline.serving.model import ServedModel
 from paceline.serving.objects import Answer
-from paceline.serving.plan import Plan, plan_completion
+from paceline.serving.plan import Plan, check_length, plan_completion
 from paceline.serving.protocol import BadRequest, CompletionRequest, Several
 
 Json = dict[str, Any]
@@ -30,11 +30,14 @@ class Extra(Struct):
 
 
 class InfillRequest(Several, kw_only=True):
+    unheeded: ClassVar[tuple[str, ...]] = (
+        *("prompt_logprobs", "return_token_ids", "return_sources", "return_progress"),
+        "stream_options",
+    )
     input_prefix: str = ""
     input_suffix: str = ""
     input_extra: list[Extra] | None = None
     prompt: str = ""
-    n_predict: int | None = None
 
 
 def fill_prompt(
@@ -85,23 +88,29 @@ def plan_filling(model: ServedModel, body: CompletionRequest) -> Plan:
         raise BadRequest("prompt: beside a suffix it must be text", "prompt")
     if body.echo:
         raise BadRequest("echo: there is none beside a suffix: leave it out", "echo")
-    body.prompt = [fill_prompt(model.tokenizer, str(each), body.suffix) for each in given]
-    # Whatever special token comes, the middle is over.
-    body.stop_token_ids = [*(body.stop_token_ids or ()), *model.tokenizer.special_ids.values()]
-    return plan_completion(model, body)
+    check_length(model, [*map(str, given), body.suffix], "prompt")
+    return _filling(model, body, [fill_prompt(model.tokenizer, str(p), body.suffix) for p in given])
 
 
 def plan_infill(model: ServedModel, body: InfillRequest) -> Plan:
     """Return the plan of a middle as llama.cpp asks for it."""
     own: Json = {name: getattr(body, name) for name in Several.__struct_fields__}
-    before, after = body.input_prefix, body.input_suffix
-    ids = fill_prompt(model.tokenizer, before, after, body.input_extra, body.prompt)
+    if (body.n or 1) > 1:
+        raise BadRequest("n: this route gives one middle: leave it out", "n")
+    before, after, extra = body.input_prefix, body.input_suffix, body.input_extra
+    texts = [before, after, body.prompt, *(each.text for each in extra or ())]
+    check_length(model, texts, "input_prefix")
+    ids = fill_prompt(model.tokenizer, before, after, extra, body.prompt)
     asked = CompletionRequest(**own, prompt=[ids])
     asked.temperature = 0.8 if body.temperature is None else body.temperature
-    if body.n_predict is not None and body.n_predict >= 0:
-        asked.max_tokens = body.n_predict
-    asked.stop_token_ids = [*(body.stop_token_ids or ()), *model.tokenizer.special_ids.values()]
-    return plan_completion(model, asked)
+    return _filling(model, asked, [ids])
+
+
+def _filling(model: ServedModel, body: CompletionRequest, prompts: list[list[int]]) -> Plan:
+    # Whatever special token comes, the middle is over.
+    body.stop_token_ids = [*(body.stop_token_ids or ()), *model.tokenizer.special_ids.values()]
+    body.prompt = [*prompts]
+    return plan_completion(model, body)
 
 
 class InfillAnswer(Answer):
@@ -126,7 +135,6 @@ class InfillAnswer(Answer):
         word = self.stop_string(choice)
         ended = "limit" if choice.finish_reason == "length" else "word" if word else "eos"
         stats = done.stats
-        spent = stats.draft_seconds + stats.forward_seconds + stats.overhead_seconds
         return {
             "index": 0,
             "content": choice.content,
@@ -144,8 +152,8 @@ class InfillAnswer(Answer):
                 "prompt_n": counts["prompt_tokens"] - done.cached_tokens,
                 "prompt_ms": 1000 * stats.prefill_seconds,
                 "predicted_n": counts["completion_tokens"],
-                "predicted_ms": 1000 * spent,
-                "predicted_per_second": counts["completion_tokens"] / spent,
+                "predicted_ms": 1000 * stats.decode_seconds,
+                "predicted_per_second": stats.tokens_per_second,
             },
             **{name: self._head[name] for name in ("model", "system_fingerprint", "seed")},
         }

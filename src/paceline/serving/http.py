@@ -93,12 +93,6 @@ def described(error: PacelineError) -> tuple[int, dict[str, Any]]:
     return status, error_body(str(error), status, param, code)
 
 
-def error_response(error: PacelineError) -> Response:
-    status, body = described(error)
-    headers = {"retry-after": "1"} if status in (429, 503) else None
-    return json_response(body, status, headers)
-
-
 def encoded(content: Any) -> bytes:
     """Return JSON in which no character stands at which some clients split lines."""
     data = _ENCODE(content)
@@ -250,8 +244,11 @@ def ignoring(names: Sequence[str]) -> dict[str, str]:
 class Keys:
     """Middleware that asks for an API key on every route but /health and the page."""
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
-        self._app = app
+    def __init__(
+        self, app: ASGIApp, keys: tuple[str, ...], refusal: Callable[..., Response]
+    ) -> None:
+        """`refusal` makes the answer to a request without a key."""
+        self._app, self._refusal = app, refusal
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -260,8 +257,8 @@ class Keys:
             await self._app(scope, receive, send)
             return
         said = "the API key is missing or wrong: send Authorization: Bearer KEY"
-        body = error_body(said, 401, None, "invalid_api_key")
-        response = json_response(body, 401, {"www-authenticate": "Bearer"})
+        headers = {"www-authenticate": "Bearer"}
+        response = self._refusal(scope, 401, said, None, "invalid_api_key", headers)
         await response(scope, receive, send)
 
     def _known(self, headers: Headers) -> bool:

@@ -62,12 +62,13 @@ class KeptAnswers:
             "previous_response_not_found" if param else None,
         )
 
-    def drop(self, id: str) -> None:
+    def drop(self, id: str) -> Json:
         """Forget a response; BadRequest as `get`."""
         self.get(id)
         with self._lock:
             turn = self._turns.pop(id, None)
             self._size -= turn.size if turn is not None else 0
+        return {"id": id, "object": "response", "deleted": True}
 
 
 def input_items(given: str | list[Json], id: str) -> list[Json]:
@@ -76,8 +77,8 @@ def input_items(given: str | list[Json], id: str) -> list[Json]:
         given = [{"role": "user", "content": given}]
     out = []
     for i, item in enumerate(given):
-        made = {"id": f"item_{id}_{i}", "type": "message", **item}
-        if made["type"] == "message" and isinstance(made.get("content"), str):
+        made = {"id": f"item_{id}_{i}", **({"type": "message"} if "role" in item else {}), **item}
+        if made.get("type") == "message" and isinstance(made.get("content"), str):
             kind = "output_text" if made.get("role") == "assistant" else "input_text"
             part: Json = {"type": kind, "text": made["content"]}
             made["content"] = [part | ({"annotations": []} if kind == "output_text" else {})]
@@ -88,10 +89,15 @@ def input_items(given: str | list[Json], id: str) -> list[Json]:
 
 def listed(items: list[Json], query: Any) -> Json:
     """Return a page of items as OpenAI lists them: `order`, `after`, `limit`."""
-    found = items if query.get("order") == "asc" else items[::-1]
-    if query.get("after"):
-        places = [i for i, each in enumerate(found) if each["id"] == query["after"]]
-        found = found[places[0] + 1 :] if places else []
+    order, after = query.get("order", "desc"), query.get("after")
+    if order not in ("asc", "desc"):
+        raise BadRequest(f"order: it must be asc or desc, not {order[:20]!r}", "order")
+    found = items if order == "asc" else items[::-1]
+    if after:
+        places = [i for i, each in enumerate(found) if each["id"] == after]
+        if not places:
+            raise BadRequest(f"after: there is no {after[:100]!r} in the list", "after", 404)
+        found = found[places[0] + 1 :]
     limit = query.get("limit", "20")
     if not limit.isdecimal() or not 1 <= int(limit) <= 100:
         raise BadRequest(f"limit: it must be 1 to 100, not {limit[:20]!r}", "limit")

@@ -60,7 +60,8 @@ class RequestIds:
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = headers["request-id"] = id
             await send(message)
 
         await self._app(scope, receive, named)

@@ -36,6 +36,14 @@ _SILENT = (
     r"\w+_call(_output)?|tool_search_output|mcp_\w+|\w*compaction\w*|item_reference|program(_output)?"
     r"|additional_tools|configuration_update|ghost_snapshot"
 )
+# Fields of objects at any place that say nothing to a model.
+_MUTE = frozenset(
+    (
+        *("annotations", "cache_control", "encrypted_content"),
+        *("id", "index", "logprobs", "status", "type"),
+    )
+)
+_SAID = "role content refusal name tool_call_id reasoning_content tool_calls function_call"
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxlist = _SHORT.maxother = 60
 _OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
@@ -66,14 +74,23 @@ class Notes:
         """Return the name under which the model sees a function of a namespace."""
         return next((name for name, each in self.spaces.items() if each == (space, own)), own)
 
+    def unread(self, value: Mapping[str, Any], field: str, read: str) -> None:
+        """Name the fields of an object that are not among those `read`, and ask for something."""
+        known = _MUTE.union(read.split())
+        for name, given in value.items():
+            if name not in known and given not in (None, False, "", [], {}):
+                self.left.append(f"{field}.{name[:100]}")
 
-def chat_messages(messages: Any, field: str = "messages") -> list[Message]:
-    """Read the messages of a chat request.
+
+def chat_messages(messages: Any, notes: Notes | None = None) -> list[Message]:
+    """Read the messages of a chat request; `notes` names fields that are not read.
 
     "developer" becomes "system". A `refusal` is the text of a message without content; what has
     neither is empty. Parts of content become parts of type "text".
     """
-    return [_message(each, f"{field}[{i}]") for i, each in enumerate(_list(messages, field, 1))]
+    notes = notes or Notes()
+    listed = enumerate(_list(messages, "messages", 1))
+    return [_message(each, f"messages[{i}]", notes) for i, each in listed]
 
 
 def response_messages(
@@ -100,7 +117,7 @@ def response_messages(
         kind = kind if isinstance(kind, str) else _short(kind)
         said: Message | None = None
         if kind == "message":
-            said = _message(item, field)
+            said = _message(item, field, notes)
             out.append(said)
         elif kind in _CALLS:
             if not out or out[-1]["role"] != "assistant":
@@ -112,8 +129,12 @@ def response_messages(
         elif kind.removesuffix("_output") in _CALLS:
             out.append(_result(item, field, notes))
         elif kind == "reasoning":
-            parts = _list(item.get("content") or item.get("summary") or [], field, 0)
-            texts = [_string(_object(part, field).get("text"), field) for part in parts]
+            key, texts = "content" if item.get("content") else "summary", []
+            for j, part in enumerate(_list(item.get(key) or [], f"{field}.{key}", 0)):
+                place = f"{field}.{key}[{j}]"
+                notes.unread(_object(part, place), place, "text")
+                texts.append(_string(part.get("text"), f"{place}.text"))
+            notes.unread(item, field, "content summary")
             thought += "\n".join(texts)
             if not texts:
                 notes.left.append(f"{field}:reasoning")
@@ -148,7 +169,7 @@ def read_tools(tools: Any, field: str = "tools", notes: Notes | None = None) -> 
             if kind == "namespace" and not space:
                 read(tool.get("tools"), f"{place}.tools", _string(tool.get("name"), place))
             elif kind == "function":
-                inner, function = _function(tool, place)
+                inner, function = _function(tool, place, notes)
                 own = function["name"]
                 if space:
                     if own in out:
@@ -168,9 +189,11 @@ def read_tools(tools: Any, field: str = "tools", notes: Notes | None = None) -> 
     return list(out.values())
 
 
-def _function(tool: Mapping[str, Any], place: str) -> tuple[str, Message]:
+def _function(tool: Mapping[str, Any], place: str, notes: Notes) -> tuple[str, Message]:
     nested = "function" in tool
     inner = f"{place}.function" if nested else place
+    if nested:
+        notes.unread(tool, place, "function")
     function = {**_object(tool["function"] if nested else tool, inner)}
     function.pop("type", None)
     name = function.get("name")
@@ -179,8 +202,7 @@ def _function(tool: Mapping[str, Any], place: str) -> tuple[str, Message]:
             f"{inner}.name is {_short(name)}: it must be 1 to 64 letters, digits, '_', '-' or '.'"
         )
     function["parameters"] = _object(
-        function.get("parameters") or {"type": "object", "properties": {}},
-        f"{inner}.parameters",
+        function.get("parameters") or {"type": "object", "properties": {}}, f"{inner}.parameters"
     )
     return inner, function
 
@@ -233,32 +255,32 @@ def content_text(message: Message) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
-def _message(message: Any, field: str, names: Mapping[str, str] | None = None) -> Message:
-    # `names` are those of fields that the client knows by another.
+def _message(message: Any, field: str, notes: Notes, called: str = "content") -> Message:
+    # `called` is the client's name of the content.
     role = _object(message, field).get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise PromptError(f"{field}.role is {role!r}: it must be one of {', '.join(_ROLES)}")
     out: Message = {"role": _ROLES[role]}
-    called = (names or {}).get("content", "content")
+    notes.unread(message, field, _SAID)
     content = message.get("content")
     if content is None:
         content = message.get("refusal")
     if content is None and role != "assistant":
         raise PromptError(f"{field}.{called} is missing: give text")
-    out["content"] = _content(content, f"{field}.{called}")
+    out["content"] = _content(content, f"{field}.{called}", notes)
     for name in ("name", "tool_call_id", "reasoning_content"):
         if message.get(name) is not None:
             out[name] = _string(message[name], f"{field}.{name}")
     calls = message.get("tool_calls")
     if message.get("function_call") is not None:  # the form of before tools
-        called = f"{field}.function_call"
-        out["tool_calls"] = [_call({"function": message["function_call"]}, called, called)]
+        place = f"{field}.function_call"
+        out["tool_calls"] = [_call({"function": message["function_call"]}, place, place, notes)]
     if calls:
         place = f"{field}.tool_calls"
         if role != "assistant":
             raise PromptError(f"{place} belongs to messages of an assistant, not of a {role}")
         out["tool_calls"] = [
-            _call(call, f"{place}[{i}]", f"{place}[{i}].function")
+            _call(call, f"{place}[{i}]", f"{place}[{i}].function", notes)
             for i, call in enumerate(_list(calls, place, 0))
         ]
     return out
@@ -273,8 +295,10 @@ def _item_call(item: Mapping[str, Any], kind: str, field: str, notes: Notes) -> 
         name = kind.removesuffix("_call")
         given = json.dumps(_object(given, f"{field}.{key}"), ensure_ascii=False)
     name = notes.shown(item.get("namespace"), name)
+    notes.unread(item, field, f"call_id name namespace output {key}")
     called = item.get("call_id") or item.get("id")
-    return _call({"id": called, "function": {"name": name, "arguments": given}}, field, field)
+    call = {"id": called, "function": {"name": name, "arguments": given}}
+    return _call(call, field, field, notes)
 
 
 def _written(text: Any, field: str) -> str:
@@ -294,12 +318,14 @@ def _result(item: Mapping[str, Any], field: str, notes: Notes) -> Message:
         output = [part for part in output if part["type"] in _TEXTS]
     elif output is not None and not isinstance(output, str):
         output = json.dumps(output, ensure_ascii=False)
+    if item.get("type") != "mcp_call":  # which is a call too
+        notes.unread(item, field, "call_id name namespace output")
     called = item.get("call_id") or item.get("id")
     result = {"role": "tool", "tool_call_id": called, "content": output}
-    return _message(result, field, names={"content": "output"})
+    return _message(result, field, notes, "output")
 
 
-def _content(content: Any, field: str) -> str | list[Message]:
+def _content(content: Any, field: str, notes: Notes) -> str | list[Message]:
     if content is None:
         return ""
     if isinstance(content, str):
@@ -310,13 +336,15 @@ def _content(content: Any, field: str) -> str | list[Message]:
         if kind not in (*_TEXTS, "refusal"):
             raise PromptError(f"{field}[{i}].type is {kind!r}: only text is read")
         key = "refusal" if kind == "refusal" else "text"
+        notes.unread(part, f"{field}[{i}]", key)
         parts.append({"type": "text", "text": _string(part.get(key), f"{field}[{i}].{key}")})
     return parts
 
 
-def _call(call: Any, field: str, inner: str) -> Message:
+def _call(call: Any, field: str, inner: str, notes: Notes) -> Message:
     # `inner` is where name and arguments stand.
     kind = _object(call, field).get("type") or "function"
+    notes.unread(call, field, "function custom")
     if kind == "custom":
         custom = _object(call.get("custom"), f"{field}.custom")
         written = _written(custom.get("input"), f"{field}.custom.input")
@@ -324,6 +352,7 @@ def _call(call: Any, field: str, inner: str) -> Message:
     elif kind != "function":
         raise PromptError(f"{field}.type is {kind!r}: only functions can be called")
     function = _object(call.get("function"), inner)
+    notes.unread(function, inner, "name arguments input")
     out: Message = {
         "type": "function",
         "function": {

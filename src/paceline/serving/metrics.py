@@ -81,8 +81,8 @@ class Metrics:
         assert stats.first_token_seconds is not None  # the text has ended
         self._times["time_to_first_token_seconds"].add(stats.first_token_seconds)
         if len(done.token_ids) > 1 and stats.committed_tokens:
-            spent = stats.draft_seconds + stats.forward_seconds + stats.overhead_seconds
-            self._times["inter_token_latency_seconds"].add(spent / stats.committed_tokens)
+            each = stats.decode_seconds / stats.committed_tokens
+            self._times["inter_token_latency_seconds"].add(each)
 
     def ended(self, answered: bool, seconds: float) -> None:
         """Count a request that has left, and whether it was answered to the end."""

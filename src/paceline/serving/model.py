@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import uuid
@@ -12,6 +13,7 @@ from time import time
 from paceline.core.types import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.memory import capacity
+from paceline.errors import PromptError
 from paceline.models.config import Pooling
 from paceline.models.generation import completed
 from paceline.models.text import Tokenizer
@@ -50,6 +52,7 @@ class ServedModel:
         self.mask = None if facts is None else facts.mask
         self.style = find_style(self.tokenizer.template_for(tools=True))
         self.compact_json = False
+        self.allow_chat_template = False
 
     @property
     def name(self) -> str:
@@ -70,6 +73,28 @@ class ServedModel:
                 404,
                 "model_not_found",
             )
+
+    def under(self, template: str | None) -> ServedModel:
+        """Return the model with a request's chat template, if that gives one; BadRequest names it.
+
+        Calls and reasoning are then read as that template writes them.
+        """
+        if not template:
+            return self
+        if not self.allow_chat_template:
+            raise BadRequest(
+                "chat_template: the server uses the model's own: leave it out, or start the server "
+                "with --allow-chat-template",
+                "chat_template",
+            )
+        other, tokenizer = copy.copy(self), copy.copy(self.tokenizer)
+        tokenizer.chat_template, tokenizer.named_templates = template, {}
+        try:
+            tokenizer.reads("messages")
+        except PromptError as error:
+            raise BadRequest(f"chat_template: {error}", "chat_template") from error
+        other.tokenizer, other.style = tokenizer, find_style(template)
+        return other
 
     @cached_property
     def tokens(self) -> TokenTexts:

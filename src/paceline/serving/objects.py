@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from paceline.core.types import TokenLogprob
 from paceline.engine.engine import Completion, Event, Prepared, PromptProgress
 from paceline.engine.predicted import SOURCE as PREDICTION
-from paceline.models.text import Offsets, StreamDecoder
+from paceline.models.text import Offsets
 from paceline.serving.answers.parser import AnswerParser, Delta
 from paceline.serving.http import sse
 from paceline.serving.model import ServedModel, TokenTexts
@@ -35,12 +35,17 @@ class Choice:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.predicted = 0  # tokens that were drafted from the prediction
+        self.reasoned: int | None = None  # tokens of the reasoning, once that is over
         self.begun = False
         self.told = False  # that the prompt is read
         self.offsets: Offsets | None = None  # of tokens, where they are asked for
         self.completion: Completion | None = None
         self.repeats = False  # a call came again, which ends the list of calls
-        self._alike: list[Delta] = []  # of a call that is so far like one before
+        # Of a call that is so far like others before: its deltas, the length of its arguments, and
+        # the arguments of these.
+        self._alike: list[Delta] = []
+        self._length = 0
+        self._same: list[str] = []
         self._parser = parser
         before = parser.feed(resumed) if parser is not None else []
         self._called = [delta for delta in before if delta.name]
@@ -57,48 +62,49 @@ class Choice:
             deltas = self._parser.feed(event.text)
             if self.completion is not None:
                 deltas += self._parser.finish()
-            deltas = self._fresh(deltas)
+        fresh = []
         for delta in deltas:
-            if delta.kind == "content":
-                self.content += delta.text
-            elif delta.kind == "reasoning":
-                self.reasoning += delta.text
-            else:
-                self._add_call(delta)
-        return deltas
+            for each in self._fresh(delta):
+                self._add(each)
+                fresh.append(each)
+        if self.completion is not None and self._alike:
+            self.repeats = any(len(given) == self._length for given in self._same)
+            self._alike = []
+        return fresh
 
-    def _add_call(self, delta: Delta) -> None:
+    def _add(self, delta: Delta) -> None:
+        if delta.kind == "content":
+            self.content += delta.text
+            return
+        if delta.kind == "reasoning":
+            self.reasoning += delta.text
+            return
         if delta.name or not self.calls:  # or the rest of one that was begun before
             head = delta if delta.name else self._called[-1]
             function = {"name": head.name, "arguments": ""}
             self.calls.append({"id": head.id, "type": "function", "function": function})
         self.calls[-1]["function"]["arguments"] += delta.text
 
-    def _fresh(self, deltas: Sequence[Delta]) -> list[Delta]:
+    def _fresh(self, delta: Delta) -> list[Delta]:
         # A weak model repeats its call until it is stopped: a call is held back while it is like
         # one before, and the list ends where it is the same.
-        out: list[Delta] = []
-        known = [(c["function"]["name"], c["function"]["arguments"]) for c in self.calls]
-        for delta in deltas:
-            if self._alike and (delta.kind != "call" or delta.name):
-                self._alike, self.repeats = [], True
-            if self.repeats:
-                continue
-            if delta.kind == "call" and (delta.name or self._alike):
-                self._alike.append(delta)
-                name, text = self._alike[0].name, "".join(each.text for each in self._alike)
-                same = [given for called, given in known if called == name]
-                if not any(given.startswith(text) for given in same):
-                    out, self._alike = [*out, *self._alike], []
-                    known.append((name, text))
-            else:
-                out.append(delta)
-                if delta.kind == "call" and known:
-                    known[-1] = known[-1][0], known[-1][1] + delta.text
-        if self.completion is not None and self._alike:
-            text = "".join(each.text for each in self._alike)
-            self.repeats, self._alike = text in (given for _, given in known), []
-        return out
+        if self._alike and (delta.kind != "call" or delta.name):
+            self._alike, self.repeats = [], True
+        if self.repeats:
+            return []
+        if delta.kind != "call" or not (delta.name or self._alike):
+            return [delta]
+        if delta.name:
+            functions = [call["function"] for call in self.calls]
+            self._same = [each["arguments"] for each in functions if each["name"] == delta.name]
+            self._length = 0
+        self._same = [given for given in self._same if given.startswith(delta.text, self._length)]
+        self._length += len(delta.text)
+        self._alike.append(delta)
+        if self._same:
+            return []
+        held, self._alike = self._alike, []
+        return held
 
     @property
     def finish_reason(self) -> str | None:
@@ -121,6 +127,7 @@ class Answer:
 
     object: ClassVar[str]
     prefix: ClassVar[str]
+    parted: ClassVar[bool] = False  # into reasoning, content and calls
     end: ClassVar[bytes] = b"data: [DONE]\n\n"
     media: ClassVar[str] = "text/event-stream"
 
@@ -139,11 +146,10 @@ class Answer:
         self.body = body
         self.choices = [self._choice(p) for p in plan.prompts for _ in range(plan.n)]
         self._accepted = accepted
-        self._streams: list[StreamDecoder] = []  # texts of single tokens, where they are asked for
-        if getattr(body, "return_sources", None):
-            for place in range(len(self.choices)):
-                shown = plan.prompts[place // plan.n].params.shown_tokens
-                self._streams.append(model.tokenizer.stream(shown))
+        # What gives texts of single tokens, where they are asked for.
+        shown = [each.params.shown_tokens for each in plan.prompts for _ in range(plan.n)]
+        asked = getattr(body, "return_sources", None)
+        self._streams = [model.tokenizer.stream(each) for each in shown if asked]
         self._head: Json = {
             "id": self.id,
             "object": self.object,
@@ -189,6 +195,10 @@ class Answer:
         """Return chunks as server-sent events."""
         return sse(chunks)
 
+    def waiting(self) -> list[Json]:
+        """Return what is sent while nothing is new, if clients of this API read such a thing."""
+        return []
+
     def closing(self) -> list[Json]:
         """Return the chunks after the last token."""
         if not self.plan.include_usage:
@@ -200,15 +210,15 @@ class Answer:
         """Return the whole answer, once it is done."""
         choices = [self._whole(place, choice) for place, choice in enumerate(self.choices)]
         end = {"usage": self.usage(), "metrics": self.metrics()}
-        return self._whole_head() | {"choices": choices, **end}
+        name = self.object.removesuffix(".chunk")
+        return self._head | {"object": name, "choices": choices, **end}
 
     def usage(self) -> Json:
         """Return token counts so far. Those that are resumed count, as part of the answer."""
         done = [choice.completion for choice in self.choices if choice.completion is not None]
         prompt = sum(len(each.tokens) for each in self.plan.prompts)
-        answer = len(self.plan.prompts[0].resume) + sum(
-            len(choice.token_ids) for choice in self.choices
-        )
+        answer = sum(len(each.resume) for each in self.plan.prompts[:1])
+        answer += sum(len(choice.token_ids) for choice in self.choices)
         cached = sum(completion.cached_tokens for completion in done[:: self.plan.n])
         return {
             "prompt_tokens": prompt,
@@ -223,7 +233,7 @@ class Answer:
 
     def _predicted(self) -> Json:
         # What of the prediction stands in the answer, and what does not.
-        whole = len(self.plan.prompts[0].speculation.prediction)
+        whole = sum(len(each.speculation.prediction) for each in self.plan.prompts[:1])
         accepted = sum(min(choice.predicted, whole) for choice in self.choices)
         return {
             "accepted_prediction_tokens": accepted,
@@ -264,9 +274,15 @@ class Answer:
         return {"index": place, "fills": fills}
 
     def reasoning_tokens(self) -> int:
-        """Return how many tokens the reasoning has, by itself."""
-        texts = [choice.reasoning for choice in self.choices if choice.reasoning]
-        return sum(len(self.model.tokenizer.encode(text)) for text in texts)
+        """Return how many tokens the reasoning has, by itself; until it ends, nearly so."""
+        total = 0
+        for choice in self.choices:
+            over = choice.completion is not None or choice.content or choice.calls
+            if choice.reasoned is None and over:  # once: in a stream every chunk asks
+                choice.reasoned = len(self.model.tokenizer.encode(choice.reasoning))
+            thinks = len(choice.token_ids) if choice.reasoning else 0
+            total += thinks if choice.reasoned is None else choice.reasoned
+        return total
 
     def metrics(self) -> Json:
         """Return how drafts fared, as load generators read it."""
@@ -288,9 +304,6 @@ class Answer:
             }
         }
 
-    def _whole_head(self) -> Json:
-        return self._head
-
     def _chunk(self, choices: list[Json]) -> Json:
         out = self._head | {"choices": choices}
         if self.plan.continuous_usage:
@@ -300,7 +313,7 @@ class Answer:
         return out
 
     def _choice(self, prompt: Prepared) -> Choice:
-        return Choice(None)
+        return _parted(self.model, self.plan, prompt, self.id) if self.parted else Choice(None)
 
     def _parts(
         self, place: int, choice: Choice, event: Event, deltas: Sequence[Delta]
@@ -329,6 +342,7 @@ class Answer:
 class ChatAnswer(Answer):
     object = "chat.completion.chunk"
     prefix = "chatcmpl"
+    parted = True
 
     def opening(self) -> list[Json]:
         delta = {"role": "assistant", "content": ""}
@@ -336,12 +350,6 @@ class ChatAnswer(Answer):
             self._chunk([{"index": place, "delta": delta, "logprobs": None, "finish_reason": None}])
             for place in range(len(self.choices))
         ]
-
-    def _whole_head(self) -> Json:
-        return self._head | {"object": "chat.completion"}
-
-    def _choice(self, prompt: Prepared) -> Choice:
-        return chat_choice(self.model, self.plan, prompt, self.id)
 
     def _parts(
         self, place: int, choice: Choice, event: Event, deltas: Sequence[Delta]
@@ -437,7 +445,64 @@ class TextAnswer(Answer):
         return text_logprobs(self.model.tokens, found, begins)
 
 
-def chat_choice(model: ServedModel, plan: Plan, prompt: Prepared, request: str) -> Choice:
+class ItemAnswer(Answer):
+    """One chat answer, told as items that are begun, get more, and end."""
+
+    parted = True
+    end = b""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._items: list[Json] = []
+        self._kind = ""  # of the item that is open
+        self._new: list[Json] = []  # what the last event brought
+
+    def feed(self, place: int, event: Event) -> list[Delta]:
+        deltas = super().feed(place, event)
+        self._new = []
+        for delta in deltas:
+            if delta.kind != self._kind or delta.name:
+                self._close()
+                self._open(delta)
+            self._more(delta)
+        if self.done:
+            self._finish()
+        return deltas
+
+    def chunks(self, place: int, event: Event) -> list[Json]:
+        self.feed(place, event)
+        return self._new
+
+    def encode(self, chunks: Sequence[Json]) -> bytes:
+        return sse(chunks, named=True)
+
+    def _open(self, delta: Delta) -> None:
+        self._kind = delta.kind
+        calls = self.choices[0].calls
+        call = next((call for call in calls if delta.id in (call["id"], "")), {})
+        self._begin(delta.kind, call)
+
+    def _close(self) -> None:
+        if self._kind:
+            self._end()
+        self._kind = ""
+
+    def _finish(self) -> None:
+        self._close()
+
+    # Each adds an item, or to the last one, and tells so in `_new`.
+
+    def _begin(self, kind: str, call: Json) -> None:
+        raise NotImplementedError
+
+    def _more(self, delta: Delta) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        raise NotImplementedError
+
+
+def _parted(model: ServedModel, plan: Plan, prompt: Prepared, request: str) -> Choice:
     """Return a choice that parts a chat answer as the model's family writes it."""
     style = model.style
     if not plan.tools and style.think is None:

@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.json import encode
 
-from paceline.engine.engine import Event, Prepared
+from paceline.core.types import PRESETS
+from paceline.engine.engine import Event
 from paceline.errors import PromptError
-from paceline.serving.embeddings import EmbeddingAnswer, state_plan
+from paceline.serving.embeddings import EmbeddingAnswer, StatesRequest
 from paceline.serving.fill import plan_filling
+from paceline.serving.messages import Notes
 from paceline.serving.model import ServedModel
-from paceline.serving.objects import Answer, Choice, chat_choice, chat_logprobs
+from paceline.serving.objects import Answer, chat_logprobs
 from paceline.serving.plan import Plan, plan_chat
-from paceline.serving.protocol import (
-    BadRequest,
-    ChatRequest,
-    CompletionRequest,
-    Tops,
-    decode,
-)
-from paceline.version import __version__
+from paceline.serving.protocol import BadRequest, ChatRequest, CompletionRequest, Tops, checked
 
 Json = dict[str, Any]
-# Options of sampling, by their names here, with Ollama's values where none is given.
-_OPTIONS = {
-    "temperature": ("temperature", 0.8),
-    "top_k": ("top_k", 40),
-    "top_p": ("top_p", 0.9),
-    "min_p": ("min_p", None),
-    "seed": ("seed", None),
-    "stop": ("stop", None),
-    "repeat_penalty": ("repetition_penalty", None),
-    "presence_penalty": ("presence_penalty", None),
-    "frequency_penalty": ("frequency_penalty", None),
-    "num_predict": ("max_tokens", None),
-}
+T = TypeVar("T", ChatRequest, CompletionRequest)
+# Options of sampling, which requests have under the same names, and Ollama's values for some.
+_OPTIONS = frozenset(
+    (
+        *("temperature", "top_k", "top_p", "min_p", "tfs_z", "seed", "stop", "max_tokens"),
+        *("repeat_penalty", "presence_penalty", "frequency_penalty", *PRESETS),
+    )
+)
+_USUAL = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
 
 class OllamaRequest(Struct, kw_only=True):
@@ -54,7 +45,7 @@ class OllamaRequest(Struct, kw_only=True):
 
 
 class OllamaChat(OllamaRequest, kw_only=True):
-    messages: Annotated[list[Json], Meta(min_length=1)]
+    messages: list[Json] = []
     tools: list[Json] | None = None
 
 
@@ -66,10 +57,8 @@ class OllamaGenerate(OllamaRequest, kw_only=True):
     images: list[str] | None = None
 
 
-class EmbedRequest(Struct, kw_only=True):
+class EmbedRequest(StatesRequest, kw_only=True):
     model: str
-    input: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
-    dimensions: int | None = None
     keep_alive: float | str | None = None
 
 
@@ -80,7 +69,9 @@ class ShowRequest(Struct, kw_only=True):
 
 def plan_ollama_chat(model: ServedModel, body: OllamaChat) -> Plan:
     """Return the plan of a chat; errors as of `plan_chat`."""
-    return _planned(model, body, [_message(each, i) for i, each in enumerate(body.messages)])
+    notes = Notes()
+    messages = [_message(each, i, notes) for i, each in enumerate(body.messages)]
+    return _planned(model, body, messages, notes)
 
 
 def plan_generate(model: ServedModel, body: OllamaGenerate) -> Plan:
@@ -89,12 +80,13 @@ def plan_generate(model: ServedModel, body: OllamaGenerate) -> Plan:
         raise BadRequest("images: only text is read: leave them out", "images")
     if not (body.raw or body.suffix):
         system = [{"role": "system", "content": body.system}] if body.system else []
-        return _planned(model, body, [*system, {"role": "user", "content": body.prompt}])
+        said = [{"role": "user", "content": body.prompt}] if body.prompt else []
+        return _planned(model, body, system * len(said) + said, Notes())
+    if not (body.prompt or body.suffix):
+        return _loaded(body)
     if body.system:
         raise BadRequest("system: it has no place in a raw prompt: leave it out", "system")
-    fields, left = _fields(body)
-    asked, _ = decode(CompletionRequest, encode(fields | {"prompt": body.prompt}))
-    asked.suffix = body.suffix
+    asked, left = _asked(CompletionRequest, body, prompt=body.prompt, suffix=body.suffix)
     asked.logprobs = (body.top_logprobs or 0) if body.logprobs else None
     plan = plan_filling(model, asked)
     plan.stream = body.stream is not False
@@ -102,68 +94,90 @@ def plan_generate(model: ServedModel, body: OllamaGenerate) -> Plan:
     return plan
 
 
-def plan_embed(model: ServedModel, body: EmbedRequest) -> Plan:
-    """Return the plan of embeddings."""
-    size = model.engine.decoder.target.capabilities.hidden_size
-    if body.dimensions not in (None, 0, size):
-        raise BadRequest(f"dimensions: this model's embeddings have {size}", "dimensions")
-    return state_plan(model, [body.input] if isinstance(body.input, str) else body.input, "input")
+def _loaded(body: OllamaRequest) -> Plan:
+    # What asks for nothing loads the model, which is done.
+    return Plan([], 0, stream=body.stream is not False)
 
 
-def _planned(model: ServedModel, body: OllamaChat | OllamaGenerate, messages: list[Json]) -> Plan:
-    fields, left = _fields(body)
-    fields |= {"messages": messages, "logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
-    asked, _ = decode(ChatRequest, encode(fields))
+def _planned(
+    model: ServedModel, body: OllamaChat | OllamaGenerate, messages: list[Json], notes: Notes
+) -> Plan:
+    if not messages:
+        return _loaded(body)
+    asked, left = _asked(ChatRequest, body, messages=messages)
+    asked.logprobs, asked.top_logprobs = body.logprobs, body.top_logprobs
     asked.tools = body.tools if isinstance(body, OllamaChat) else None
-    if body.think is not None:
-        asked.chat_template_kwargs = {"enable_thinking": bool(body.think)}
+    if isinstance(body.think, bool):
+        asked.chat_template_kwargs = {"enable_thinking": body.think}
         if body.think and model.style.think is None:
             left.append("think")
+    else:
+        asked.reasoning_effort = body.think
     if asked.messages[-1]["role"] == "assistant":
         asked.continue_final_message, asked.add_generation_prompt = True, False
     plan = plan_chat(model, asked)
     plan.stream = body.stream is not False
-    plan.notes.left += left
+    names = {"reasoning_effort": "think"}
+    plan.notes.left = [names.get(each, each) for each in (*plan.notes.left, *notes.left, *left)]
     return plan
 
 
-def _fields(body: OllamaRequest) -> tuple[Json, list[str]]:
-    # Fields of the request as OpenAI's API has them, and names of options that are left out.
-    given = dict(body.options or {})
-    fields: Json = {name: given.pop(own, value) for own, (name, value) in _OPTIONS.items()}
-    if fields["max_tokens"] is not None and fields["max_tokens"] < 0:  # no limit
-        fields["max_tokens"] = None
+def _asked(kind: type[T], body: OllamaRequest, **fields: Any) -> tuple[T, list[str]]:
+    # The request as OpenAI's API has it, and names of options that are left out.
+    given = {name: value for name, value in (body.options or {}).items() if value is not None}
+    if "num_predict" in given:
+        given["max_tokens"] = given.pop("num_predict")
+    for name, value in (("seed", -1), ("max_tokens", -2)):  # which are those of none
+        if given.get(name) == value:
+            del given[name]
+    fields |= _USUAL | {name: given.pop(name) for name in _OPTIONS & given.keys()}
     if body.format == "json":
         fields["response_format"] = {"type": "json_object"}
     elif isinstance(body.format, dict):
         fields["response_format"] = {"type": "json_schema", "schema": body.format}
     elif body.format:
         raise BadRequest('format: it must be "json" or a JSON schema', "format")
-    left = [f"options.{name}" for name in given]
-    return fields, left if body.keep_alive is None else [*left, "keep_alive"]
+    try:
+        asked, _ = checked(kind, fields)
+    except BadRequest as error:
+        name = error.param or ""
+        if name not in _OPTIONS:
+            raise
+        own = "options." + {"max_tokens": "num_predict"}.get(name, name)
+        raise BadRequest(str(error).replace(name, own, 1), own) from error
+    return asked, [f"options.{name}" for name in given]
 
 
-def _message(message: Json, i: int) -> Json:
+def _message(message: Json, i: int, notes: Notes) -> Json:
+    notes.unread(
+        message, f"messages[{i}]", "role content thinking images tool_name tool_calls tool_call_id"
+    )
     if message.get("images"):
         raise PromptError(f"messages[{i}].images: only text is read: leave them out")
-    out: Json = {key: message[key] for key in ("role", "content") if key in message}
+    out: Json = {key: message.get(key) for key in ("role", "content", "tool_call_id")}
     if message.get("thinking"):
         out["reasoning_content"] = message["thinking"]
     if message.get("tool_name"):
         out["name"] = message["tool_name"]
-    for j, call in enumerate(message.get("tool_calls") or []):
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise PromptError(f"messages[{i}].tool_calls must be a list")
+    for j, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
             raise PromptError(f"messages[{i}].tool_calls[{j}].function.arguments must be an object")
         arguments = json.dumps(function["arguments"])
         made = {"name": function.get("name"), "arguments": arguments}
-        out.setdefault("tool_calls", []).append({"type": "function", "function": made})
+        notes.unread(call, f"messages[{i}].tool_calls[{j}]", "function")
+        notes.unread(function, f"messages[{i}].tool_calls[{j}].function", "name arguments")
+        out.setdefault("tool_calls", []).append({"id": call.get("id"), "function": made})
     return out
 
 
 class OllamaAnswer(Answer):
     object = "chat"
     prefix = "ollama"
+    parted = True
     end = b""
     media: ClassVar[str] = "application/x-ndjson"
 
@@ -190,18 +204,19 @@ class OllamaAnswer(Answer):
         return [{"error": error["error"]["message"]}]
 
     def encode(self, chunks: Sequence[Json]) -> bytes:
-        lines = chunks or [self._line(self._told("", "", []), False)]
-        return b"".join(encode(line) + b"\n" for line in lines)
+        return b"".join(encode(line) + b"\n" for line in chunks)
+
+    def waiting(self) -> list[Json]:
+        return [self._line(self._told("", "", []), False)]
 
     def whole(self) -> Json:
+        if not self.choices:
+            return self.closing()[0]
         choice = self.choices[0]
         self._given = 0
         told = self._told(choice.content, choice.reasoning, self._calls())
         found = chat_logprobs(self.model.tokens, choice.logprobs)
         return self._line(told | ({"logprobs": found} if found else {}), True)
-
-    def _choice(self, prompt: Prepared) -> Choice:
-        return chat_choice(self.model, self.plan, prompt, self.id)
 
     def _calls(self) -> list[Json]:
         # Calls that are whole, and were not told before.
@@ -225,19 +240,20 @@ class OllamaAnswer(Answer):
     def _line(self, said: Json, done: bool) -> Json:
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         head = {"model": self._head["model"], "created_at": now, **said, "done": done}
+        if not self.choices:
+            return head | {"done_reason": "load"}
         completion = self.choices[0].completion
         if not done or completion is None:
             return head
         stats, counts = completion.stats, self.usage()
-        spent = stats.draft_seconds + stats.forward_seconds + stats.overhead_seconds
         return head | {
             "done_reason": "length" if completion.finish_reason == "length" else "stop",
-            "total_duration": int(1e9 * (stats.prefill_seconds + spent)),
+            "total_duration": int(1e9 * (stats.prefill_seconds + stats.decode_seconds)),
             "load_duration": 0,
             "prompt_eval_count": counts["prompt_tokens"],
             "prompt_eval_duration": int(1e9 * stats.prefill_seconds),
             "eval_count": counts["completion_tokens"],
-            "eval_duration": int(1e9 * spent),
+            "eval_duration": int(1e9 * stats.decode_seconds),
             **{name: self._head[name] for name in ("system_fingerprint", "seed")},
         }
 
@@ -251,7 +267,7 @@ class GenerateAnswer(OllamaAnswer):
 
 class EmbedAnswer(EmbeddingAnswer):
     def whole(self) -> Json:
-        count = sum(len(each.tokens) for each in self.plan.prompts)
+        count = self.usage()["prompt_tokens"]
         states = [[float(x) for x in state.astype("f4")] for state in self.states()]
         durations = {"total_duration": 0, "load_duration": 0, "prompt_eval_count": count}
         return {"model": self._head["model"], "embeddings": states, **durations}
@@ -265,18 +281,6 @@ def tags(model: ServedModel) -> Json:
 def running(model: ServedModel) -> Json:
     never = {"expires_at": "2318-01-01T00:00:00Z", "size_vram": 0, "context_length": model.context}
     return {"models": [_entry(model, name) | never for name in model.names]}
-
-
-ASKED: dict[str, tuple[type[Any], Callable[[ServedModel, Any], Plan], type[Answer]]] = {
-    "chat": (OllamaChat, plan_ollama_chat, OllamaAnswer),
-    "generate": (OllamaGenerate, plan_generate, GenerateAnswer),
-    "embed": (EmbedRequest, plan_embed, EmbedAnswer),
-}
-ABOUT: dict[str, Callable[[ServedModel], Json]] = {
-    "tags": tags,
-    "ps": running,
-    "version": lambda model: {"version": __version__},
-}
 
 
 def shown(model: ServedModel) -> Json:
@@ -298,8 +302,3 @@ def _entry(model: ServedModel, name: str) -> Json:
     details |= {"parameter_size": "", "quantization_level": precision}
     entry: Json = {"name": name, "model": name, "modified_at": made, "size": 0}
     return entry | {"digest": model.fingerprint.removeprefix("fp_"), "details": details}
-
-
-def rewritten(body: bytes, status: int, request: str) -> bytes:
-    """Return an error of OpenAI's shape in Ollama's."""
-    return encode({"error": json.loads(body)["error"]["message"]})

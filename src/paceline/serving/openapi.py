@@ -8,35 +8,35 @@ from typing import Any
 
 import msgspec
 
-from paceline.serving.anthropic import CountRequest, MessagesRequest
-from paceline.serving.embeddings import EmbeddingsRequest
+from paceline.serving.anthropic import CountRequest
 from paceline.serving.files import BatchRequest
-from paceline.serving.fill import InfillRequest
-from paceline.serving.ollama import EmbedRequest, OllamaChat, OllamaGenerate, ShowRequest
-from paceline.serving.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    ResponsesRequest,
-    TokenizeRequest,
-)
+from paceline.serving.ollama import ShowRequest
+from paceline.serving.protocol import DetokenizeRequest, TokenizeRequest
+from paceline.serving.routes import INFO, ROUTES
 from paceline.version import __version__
 
-_BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
-    "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
-    "/v1/completions": (CompletionRequest, "Continue a text."),
-    "/v1/responses": (ResponsesRequest, "Answer, or go on from an answer before."),
-    "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic's API has it."),
-    "/v1/messages/count_tokens": (CountRequest, "Count the tokens of a conversation."),
-    "/v1/embeddings": (EmbeddingsRequest, "Give the states of texts."),
-    "/infill": (InfillRequest, "Fill in between two texts, as llama.cpp's server does."),
-    "/v1/batches": (BatchRequest, "Answer the requests of a file."),
-    "/api/chat": (OllamaChat, "Answer a conversation, as Ollama does."),
-    "/api/generate": (OllamaGenerate, "Answer a prompt, as Ollama does."),
-    "/api/embed": (EmbedRequest, "Give the states of texts, as Ollama does."),
-    "/api/show": (ShowRequest, "Show the model, as Ollama does."),
-    "/tokenize": (TokenizeRequest, "Encode a text or a conversation."),
-    "/detokenize": (DetokenizeRequest, "Decode token ids."),
+_BODIES = {
+    "/v1/chat/completions": "Answer a conversation.",
+    "/v1/completions": "Continue a text.",
+    "/v1/responses": "Answer, or go on from an answer before.",
+    "/v1/messages": "Answer a conversation, as Anthropic's API has it.",
+    "/v1/messages/count_tokens": "Count the tokens of a conversation.",
+    "/v1/embeddings": "Give the states of texts.",
+    "/infill": "Fill in between two texts, as llama.cpp's server does.",
+    "/v1/batches": "Answer the requests of a file.",
+    "/api/chat": "Answer a conversation, as Ollama does.",
+    "/api/generate": "Answer a prompt, as Ollama does.",
+    "/api/embed": "Give the states of texts, as Ollama does.",
+    "/api/show": "Show the model, as Ollama does.",
+    "/tokenize": "Encode a text or a conversation.",
+    "/detokenize": "Decode token ids.",
+}
+_KINDS: dict[str, type[Any]] = {path: way[0] for path, way in ROUTES.items()} | {
+    "/v1/messages/count_tokens": CountRequest,
+    "/v1/batches": BatchRequest,
+    "/api/show": ShowRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
 }
 _GETS = {
     "/v1/models": "List the model under its names.",
@@ -46,10 +46,7 @@ _GETS = {
     "/api/ps": "List the model as a running one, as Ollama does.",
     "/api/version": "Show the version.",
     "/tokenizer_info": "Show special tokens and the chat template.",
-    "/model_info": "Show the model's path and names.",
-    "/get_model_info": "Show the model's path and names.",
-    "/server_info": "Show the model's path and names.",
-    "/get_server_info": "Show the model's path and names.",
+    **dict.fromkeys(INFO, "Show the model's path and names."),
     "/health": "Say whether requests are taken.",
     "/metrics": "Show metrics for Prometheus.",
     "/openapi.json": "Show this document.",
@@ -102,16 +99,15 @@ _ERROR = {
 @cache
 def document() -> dict[str, Any]:
     """Return the document."""
-    kinds = [kind for kind, _ in _BODIES.values()]
     schemas, components = msgspec.json.schema_components(
-        kinds, ref_template="#/components/schemas/{name}"
+        _KINDS.values(), ref_template="#/components/schemas/{name}"
     )
-    bodies = dict(zip(kinds, schemas, strict=True))
+    bodies = dict(zip(_KINDS, schemas, strict=True))
     paths: dict[str, Any] = {}
-    for path, (kind, summary) in _BODIES.items():
+    for path, summary in _BODIES.items():
         media = "application/x-ndjson" if path[:5] == "/api/" else "text/event-stream"
         streams = {media: {"schema": {"type": "string"}}} if path.startswith(_STREAMS) else {}
-        body = {"required": True, "content": {"application/json": {"schema": bodies[kind]}}}
+        body = {"required": True, "content": {"application/json": {"schema": bodies[path]}}}
         paths[path] = {"post": _operation(summary, streams, _ERRORS) | {"requestBody": body}}
     for path, summary in _GETS.items():
         kept = {status: text for status, text in _ERRORS.items() if status in _QUIET}

@@ -6,10 +6,11 @@ grammars take their time.
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import asdict
 
@@ -36,7 +37,6 @@ from paceline.serving.protocol import (
     Body,
     ChatRequest,
     CompletionRequest,
-    ResponseFormat,
     ResponsesRequest,
     Several,
     TokenizeRequest,
@@ -44,6 +44,7 @@ from paceline.serving.protocol import (
 from paceline.serving.worker import Job, Outbox
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -82,6 +83,14 @@ class Plan:
         ]
 
 
+def guarded(plan: Callable[..., T], *asked: Any) -> T:
+    """Return what `plan` makes of what is asked; BadRequest if that is nested too deeply."""
+    try:
+        return plan(*asked)
+    except RecursionError as error:
+        raise BadRequest("the JSON is nested too deeply: flatten it") from error
+
+
 def plan_chat(model: ServedModel, body: ChatRequest) -> Plan:
     """Return the plan of a chat answer; errors as of `_plan`."""
     if body.continue_final_message and body.add_generation_prompt:
@@ -97,7 +106,8 @@ def plan_chat(model: ServedModel, body: ChatRequest) -> Plan:
         arguments["documents"] = body.documents
     arguments["add_generation_prompt"] = body.add_generation_prompt is not False
     arguments["continue_final_message"] = bool(body.continue_final_message)
-    messages, notes = chat_messages(body.messages), Notes()
+    notes = Notes()
+    messages = chat_messages(body.messages, notes)
     tools, calls = _tools(model, body.tools, body.tool_choice, body.parallel_tool_calls, notes)
     _reason(model, body.reasoning_effort, "reasoning_effort", arguments, notes)
     ids = _chat(model, messages, tools, arguments)
@@ -112,16 +122,11 @@ def plan_chat(model: ServedModel, body: ChatRequest) -> Plan:
 
 def plan_completion(model: ServedModel, body: CompletionRequest) -> Plan:
     """Return the plan of a completion; errors as of `_plan`."""
-    given: list[Any] = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    kinds = {type(each) for each in given}
-    if len(kinds) != 1:
-        raise BadRequest("prompt: give a text, token ids, or a list of one kind of them", "prompt")
-    if kinds == {int}:
-        given = [given]
+    given = prompts_of(body.prompt, "prompt")
     if len(given) * (body.n or 1) > 1024:
         raise BadRequest("prompt: more than 1024 answers are asked for: send fewer", "prompt")
     if body.truncate_prompt_tokens is None:
-        _check_length(model, [each for each in given if isinstance(each, str)], "prompt")
+        check_length(model, [each for each in given if isinstance(each, str)], "prompt")
     tokenizer = model.tokenizer
     prompts = [tokenizer.prompt(p, raw=True) if isinstance(p, str) else list(p) for p in given]
     scored = body.prompt_logprobs
@@ -142,6 +147,15 @@ def plan_completion(model: ServedModel, body: CompletionRequest) -> Plan:
     return _several(plan, body)
 
 
+def prompts_of(given: Any, field: str) -> list[Any]:
+    """Return a list of texts or of token ids; BadRequest if there is none, or both."""
+    given = [given] if isinstance(given, str) else given
+    kinds = {type(each) for each in given}
+    if len(kinds) != 1:
+        raise BadRequest(f"{field}: give a text, token ids, or a list of one kind of them", field)
+    return [given] if kinds == {int} else given
+
+
 def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
     """Return the plan of an answer of the Responses API; errors as of `_plan`."""
     notes = Notes()
@@ -156,13 +170,10 @@ def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
                 "previous_response_id",
             )
         turn = model.kept.get(body.previous_response_id, "previous_response_id")
-        before = [*turn.items, *turn.response["output"]]
+        before = [*turn.items, *(item for item in turn.response["output"] if not _broken(item))]
         at = 0 if body.instructions is None else 1  # which are those of this turn alone
         messages[at:at] = response_messages(before) if before else []
-    text = body.text.format if body.text else None
-    format = None
-    if text is not None:
-        format = ResponseFormat(text.type, text.json_schema, text.schema, strict=text.strict)
+    format = body.text.format if body.text else None
     arguments = template_arguments(body.chat_template_kwargs or {})
     asked = {key: value for key, value in (body.reasoning or {}).items() if value is not None}
     _reason(model, asked.pop("effort", None), "reasoning.effort", arguments, notes)
@@ -187,17 +198,27 @@ def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
     return plan
 
 
-def tokenize(model: ServedModel, body: TokenizeRequest) -> list[int]:
+def _broken(item: Json) -> bool:
+    # Whether an item is a call that was cut in its arguments.
+    try:
+        json.loads(item.get("arguments", "{}"))
+    except ValueError:
+        return True
+    return False
+
+
+def tokenize(model: ServedModel, body: TokenizeRequest, notes: Notes) -> list[int]:
+    """Return the token ids of a text or of a conversation; errors as of `plan_chat`."""
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("prompt: give prompt or messages, one of them", "prompt")
     if body.prompt is not None:
-        _check_length(model, [body.prompt], "prompt", 16)
+        check_length(model, [body.prompt], "prompt", 16)
         return model.tokenizer.encode(body.prompt, special=body.add_special_tokens)
     arguments = template_arguments(body.chat_template_kwargs or {})
     arguments["add_generation_prompt"] = body.add_generation_prompt
     arguments["continue_final_message"] = body.continue_final_message
-    tools = read_tools(body.tools or [])
-    return _chat(model, chat_messages(body.messages), tools, arguments)
+    tools = read_tools(body.tools or [], notes=notes)
+    return _chat(model, chat_messages(body.messages, notes), tools, arguments)
 
 
 def _plan(
@@ -276,15 +297,18 @@ def _room(model: ServedModel, body: Body, prompt: int, most: int | None) -> int:
     if prompt < context:
         return context - prompt if most is None else min(most, context - prompt)
     what = {ChatRequest: "messages", ResponsesRequest: "input"}.get(type(body), "prompt")
-    raise BadRequest(
-        f"This model's maximum context length is {context} tokens. However, your {what} resulted "
-        f"in {prompt} tokens. Please reduce the length of the {what}.",
-        what,
-        code=TOO_LONG,
+    raise _too_long(model, what, str(prompt))
+
+
+def _too_long(model: ServedModel, field: str, tokens: str) -> BadRequest:
+    said = (
+        f"This model's maximum context length is {model.context} tokens. However, your {field} "
+        f"resulted in {tokens} tokens. Please reduce the length of the {field}."
     )
+    return BadRequest(said, field, code=TOO_LONG)
 
 
-def _check_length(model: ServedModel, texts: Sequence[str], field: str, contexts: int = 1) -> None:
+def check_length(model: ServedModel, texts: Sequence[str], field: str, contexts: int = 1) -> None:
     """Raise BadRequest if texts must have more tokens than so many contexts.
 
     Nothing is read to its end that is long beyond doubt: beginnings of 16 characters for each token
@@ -296,13 +320,7 @@ def _check_length(model: ServedModel, texts: Sequence[str], field: str, contexts
         while len(text) > size:
             read = len(model.tokenizer.encode(text[:size]))
             if read > room + room // 4:
-                raise BadRequest(
-                    f"This model's maximum context length is {model.context} tokens. However, your "
-                    f"{field} resulted in over {read} tokens. Please reduce the length of the "
-                    f"{field}.",
-                    field,
-                    code=TOO_LONG,
-                )
+                raise _too_long(model, field, f"over {read}")
             size *= 2
 
 
@@ -371,7 +389,7 @@ def _chat(
     arguments: Json,
     field: str = "messages",
 ) -> list[int]:
-    _check_length(model, ["\n".join(_strings([messages, tools]))], field)
+    check_length(model, ["\n".join(_strings([messages, tools]))], field)
     if not model.tokenizer.reads("tools", bool(tools)):
         messages, tools = describe_tools(messages, tools), []
     try:

@@ -6,11 +6,11 @@ Every body is checked whole before anything is done with it. `BadRequest` names 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from threading import Lock
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -45,6 +45,7 @@ Factor = Annotated[float, Meta(ge=0, le=1_000_000)]
 Last = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Stop = Annotated[str, Meta(max_length=1000)]
+Template = Annotated[str, Meta(max_length=100_000)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Json = dict[str, Any]
 
@@ -121,6 +122,8 @@ class ResponseFormat(Struct):
     pattern: str | None = None
     grammar: str | None = None
     strict: bool | None = None
+    name: str | None = None
+    description: str | None = None
 
 
 class Body(Struct, kw_only=True):
@@ -204,6 +207,7 @@ class ChatRequest(Several, kw_only=True):
     tools: list[Json] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
+    chat_template: Template | None = None
     chat_template_kwargs: Json | None = None
     documents: list[Json] | None = None
     add_generation_prompt: bool | None = None
@@ -220,21 +224,13 @@ class CompletionRequest(Several, kw_only=True):
     suffix: str | None = None
 
 
-class TextFormat(Struct):
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    schema: Json | bool | None = None
-    json_schema: Json | None = None
-    strict: bool | None = None
-    description: str | None = None
-
-
 class TextOptions(Struct):
-    format: TextFormat | None = None
+    format: ResponseFormat | None = None
     verbosity: str | None = None
 
 
 class ResponsesRequest(Body, kw_only=True):
+    unheeded: ClassVar[tuple[str, ...]] = ("prompt_logprobs", "return_token_ids")
     input: str | list[Json]
     previous_response_id: str | None = None
     instructions: str | None = None
@@ -271,8 +267,8 @@ class DetokenizeRequest(Struct, kw_only=True):
 
 # Fields that would change the answer if they were obeyed: refused rather than ignored. A value that
 # asks for nothing (null, false, empty, 1 of `best_of`) is let pass.
+_NO_SAMPLER = "there is no such sampler: leave it out"
 _REFUSED = {
-    "chat_template": "the server uses the model's own template: leave it out",
     "best_of": "answers are not ranked: use n",
     "use_beam_search": "there is no beam search: leave it out",
     "functions": "this form is outdated: use tools",
@@ -280,22 +276,24 @@ _REFUSED = {
     "conversation": "the server keeps no conversations: send the whole conversation as input",
     "background": "answers are given at once: leave it out",
     "prompt_embeds": "prompts are text or token ids: leave it out",
-    "template": "the server uses the model's own template: leave it out",
     "context": "the server keeps no conversations: use /api/chat",
     "mcp_servers": "the server calls no other servers: leave it out",
     "container": "the server runs no code: leave it out",
     "audio": "the server writes text only: leave it out",
     "prompt": "the server keeps no prompts: send the text itself",
     "web_search_options": "the server does not search: leave it out",
+    **dict.fromkeys(
+        ("chat_template", "template"), "the server uses the model's own template: leave it out"
+    ),
+    **dict.fromkeys(
+        ("sampler_order", "sampler_priority", "temperature_last"), "name the order in samplers"
+    ),
+    **dict.fromkeys(("dynamic_temperature", "dynatemp_low", "dynatemp_high"), "use dynatemp_range"),
+    **dict.fromkeys(("tfs", "tfs_z", "top_a", "epsilon_cutoff", "eta_cutoff"), _NO_SAMPLER),
+    **dict.fromkeys(("smoothing_factor", "smoothing_curve", "penalty_alpha"), _NO_SAMPLER),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_repetition_penalty"), _NO_SAMPLER),
+    "guidance_scale": _NO_SAMPLER,
 }
-_NO_SAMPLER = "there is no such sampler: leave it out"
-_REFUSED |= dict.fromkeys(("tfs", "tfs_z", "top_a", "epsilon_cutoff", "eta_cutoff"), _NO_SAMPLER)
-_REFUSED |= dict.fromkeys(("smoothing_factor", "smoothing_curve", "penalty_alpha"), _NO_SAMPLER)
-_REFUSED |= dict.fromkeys(("no_repeat_ngram_size", "encoder_repetition_penalty"), _NO_SAMPLER)
-_REFUSED |= {"guidance_scale": _NO_SAMPLER}
-_ORDER, _RANGE = "name the order in samplers", "use dynatemp_range"
-_REFUSED |= dict.fromkeys(("sampler_order", "sampler_priority", "temperature_last"), _ORDER)
-_REFUSED |= dict.fromkeys(("dynamic_temperature", "dynatemp_low", "dynatemp_high"), _RANGE)
 _NOTHING: tuple[Any, ...] = (None, False, 0, 1, "", "none", [], {})
 # Other names that presets have for a field, and values with another meaning under them.
 _OTHER_NAMES: dict[str, tuple[str, dict[Any, Any]]] = {
@@ -315,6 +313,7 @@ _NEUTRAL = {
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
     "best_of": 1,
+    "truncate": False,
     "modalities": ["text"],
 }
 # Fields that are checked and change nothing here. They are named unless they ask for nothing.
@@ -323,16 +322,15 @@ _UNHEEDED: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "truncation": ("disabled",),
     "verbosity": ("medium",),
+    "keep_alive": (-1, "-1"),
+    "verbose": (False,),
 }
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 T = TypeVar("T", bound=Struct)
 _BUILDING = Lock()
 
-FIELDS = frozenset(
-    name
-    for kind in (ChatRequest, CompletionRequest, ResponsesRequest)
-    for name in kind.__struct_fields__
-)
+_KINDS = ChatRequest, CompletionRequest, ResponsesRequest
+FIELDS = frozenset(name for kind in _KINDS for name in kind.__struct_fields__)
 """Names of all fields of requests for text."""
 
 
@@ -349,17 +347,32 @@ def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[st
             "send less",
             status=413,
         )
-    hidden: list[str] = []
-    with _BUILDING:
-        _build(kind)
     try:
         fields = msgspec.json.decode(data)
-        if not isinstance(fields, dict):
-            raise BadRequest("the body must be a JSON object")
-        hidden = _unhidden(fields)
-        if issubclass(kind, Body):
-            _rename(fields)
-        ignored = [name for name, value in _unknown(kind, fields) if value is not None]
+    except RecursionError as error:
+        raise BadRequest("the JSON is nested too deeply: flatten it") from error
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise BadRequest(f"the body is no valid JSON ({error}): mend it") from error
+    if not isinstance(fields, dict):
+        raise BadRequest("the body must be a JSON object")
+    body, ignored = checked(kind, fields)
+    if strict and ignored:
+        raise BadRequest(f"{ignored[0]}: the server cannot heed it: leave it out", ignored[0])
+    return body, ignored
+
+
+def checked(kind: type[T], fields: Json) -> tuple[T, list[str]]:
+    """Return the body that fields make, which may change, and places of what is ignored of them.
+
+    Raises BadRequest as `decode`.
+    """
+    with _BUILDING:
+        _build(kind)
+    hidden = _unhidden(fields)
+    if issubclass(kind, Body):
+        _rename(fields)
+    _refuse(kind, fields)
+    try:
         body = msgspec.convert(fields, kind)
     except RecursionError as error:
         raise BadRequest("the JSON is nested too deeply: flatten it") from error
@@ -374,16 +387,14 @@ def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[st
             param = f"metadata.{param}"
         message = _PLACE.sub("", text)
         raise BadRequest(f"{param}: {message}" if param else message, param or None) from error
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise BadRequest(f"the body is no valid JSON ({error}): mend it") from error
+    ignored = [place for place, value in _unknown(kind, fields, "") if value is not None]
+    unheeded = _UNHEEDED | dict.fromkeys(getattr(kind, "unheeded", ()), _NOTHING)
     ignored += [
         name
-        for name, nothing in _UNHEEDED.items()
+        for name, nothing in unheeded.items()
         if getattr(body, name, None) not in (None, *nothing)
-        and (name != "store" or not isinstance(body, ResponsesRequest))  # which are kept
+        and (name != "store" or kind is not ResponsesRequest)  # which are kept
     ]
-    if strict and ignored:
-        raise BadRequest(f"{ignored[0]}: the server cannot heed it: leave it out", ignored[0])
     return body, ignored
 
 
@@ -426,18 +437,39 @@ def _rename(fields: Json) -> None:
         fields["repeat_last_n"] = 64  # llama.cpp's and Ollama's
 
 
-def _unknown(kind: type[Struct], fields: Json) -> Iterable[tuple[str, Any]]:
-    known = _names(kind)
-    for name, value in fields.items():
-        if name in known:
-            continue
+def _refuse(kind: type[Struct], fields: Json) -> None:
+    # Refuses what would change the answer, and takes out what asks for nothing.
+    for name in [name for name in fields if name not in _objects(kind)]:
+        value = fields[name]
         if name in _REFUSED and value not in _NOTHING:
             raise BadRequest(f"{name}: {_REFUSED[name]}", name)
         if name in _REFUSED or (name in _NEUTRAL and value == _NEUTRAL[name]):
-            continue
-        yield name[:100], value
+            del fields[name]
+
+
+def _unknown(kind: type[Struct], value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    # Places of fields, at any depth, that types do not have.
+    if isinstance(value, list):
+        for i, each in enumerate(value):
+            yield from _unknown(kind, each, f"{place}[{i}]")
+    elif isinstance(value, dict):
+        known = _objects(kind)
+        for name, each in value.items():
+            at = f"{place}.{name[:100]}" if place else name[:100]
+            if name not in known:
+                yield at, each
+            elif inner := known[name]:
+                yield from _unknown(inner, each, at)
 
 
 @cache
-def _names(kind: type[Struct]) -> frozenset[str]:
-    return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
+def _objects(kind: type[Struct]) -> dict[str, type[Struct] | None]:
+    # The fields of a type, with the type of objects in them, if they have one.
+    hints = get_type_hints(kind)
+    return {name: _struct(hints[name]) for name in kind.__struct_fields__}
+
+
+def _struct(hint: Any) -> type[Struct] | None:
+    if inner := get_args(hint):
+        return next(filter(None, map(_struct, inner)), None)
+    return hint if isinstance(hint, type) and issubclass(hint, Struct) else None

@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.engine.engine import Event, Prepared
+from paceline.engine.engine import Event
 from paceline.serving.answers.parser import Delta
-from paceline.serving.http import sse
 from paceline.serving.kept import input_items
-from paceline.serving.model import ServedModel
-from paceline.serving.objects import Answer, Choice, chat_choice, chat_logprobs
-from paceline.serving.plan import Plan
-from paceline.serving.protocol import Body, ResponsesRequest
+from paceline.serving.objects import ItemAnswer, chat_logprobs
+from paceline.serving.protocol import ResponsesRequest
 
 Json = dict[str, Any]
 
 
-class ResponseAnswer(Answer):
+class ResponseAnswer(ItemAnswer):
     object = "response"
     prefix = "resp"
-    end = b""
 
-    def __init__(
-        self,
-        model: ServedModel,
-        plan: Plan,
-        body: Body,
-        id: str,
-        accepted: Mapping[int, Counter[int]],
-    ) -> None:
-        super().__init__(model, plan, body, id, accepted)
-        assert isinstance(body, ResponsesRequest)
-        self._asked = body
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        assert isinstance(self.body, ResponsesRequest)
+        self._asked = self.body
         self._number = 0  # of the next event
-        self._items: list[Json] = []
-        self._kind = ""  # of the item that is open
         self._held: list[Json] = []  # log-probabilities until there is a message
-        self._new: list[Json] = []
 
     def opening(self) -> list[Json]:
         response = self._response("in_progress")
@@ -48,26 +32,9 @@ class ResponseAnswer(Answer):
         ]
 
     def feed(self, place: int, event: Event) -> list[Delta]:
-        deltas = super().feed(place, event)
         if self.plan.params.logprobs is not None:
             self._held += chat_logprobs(self.model.tokens, event.logprobs)
-        new: list[Json] = []
-        for delta in deltas:
-            if delta.kind != self._kind or delta.name:
-                new += self._end() + self._begin(delta)
-            new += self._more(delta)
-        if self._held and self._kind == "content":
-            new += self._more(Delta("content", ""))
-        if self.done:
-            if not self._items:  # an answer without a word is an empty message
-                new += self._begin(Delta("content", ""))
-            new += self._end()
-        self._new = new
-        return deltas
-
-    def chunks(self, place: int, event: Event) -> list[Json]:
-        self.feed(place, event)
-        return self._new
+        return super().feed(place, event)
 
     def closing(self) -> list[Json]:
         whole = self.whole()
@@ -79,8 +46,9 @@ class ResponseAnswer(Answer):
         response["error"] = {"code": "server_error", "message": what["message"]}
         return [self._event("failed", response=response)]
 
-    def encode(self, chunks: Sequence[Json]) -> bytes:
-        return sse(chunks, named=True)
+    def waiting(self) -> list[Json]:
+        # Codex CLI leaves a stream without events, whatever its comments.
+        return [self._event("in_progress", response=self._response("in_progress"))]
 
     def whole(self) -> Json:
         response = self._response(self._status)
@@ -102,81 +70,81 @@ class ResponseAnswer(Answer):
             self.model.kept.put(response, [*self.plan.before, *own])
         return response
 
-    def _choice(self, prompt: Prepared) -> Choice:
-        return chat_choice(self.model, self.plan, prompt, self.id)
-
     @property
     def _status(self) -> str:
         return "incomplete" if self.choices[0].finish_reason == "length" else "completed"
-
-    # Items of the output: each is begun, gets more, and ends, with the events of all that.
 
     @property
     def _place(self) -> Json:
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
 
-    def _begin(self, delta: Delta) -> list[Json]:
-        self._kind, index = delta.kind, len(self._items)
+    def _begin(self, kind: str, call: Json) -> None:
+        index = len(self._items)
         short, type = {
             "content": ("msg", "message"),
             "reasoning": ("rs", "reasoning"),
             "call": ("fc", "function_call"),
-        }[delta.kind]
+        }[kind]
         item: Json = {"id": f"{short}_{self.id}_{index}", "type": type, "status": "in_progress"}
-        if delta.kind == "call":
-            call = next(c for c in self.choices[0].calls if delta.id in (c["id"], ""))
+        if kind == "call":
             shown = call["function"]["name"]
             space, name = self.plan.notes.spaces.get(shown, ("", shown))
             item |= {"call_id": call["id"], "name": name, "arguments": ""}
             item |= {"namespace": space} if space else {}
         else:
-            own: Json = {"role": "assistant"} if delta.kind == "content" else {"summary": []}
+            own: Json = {"role": "assistant"} if kind == "content" else {"summary": []}
             item |= {"content": [], **own}
         self._items.append(item)
-        out = [self._event("output_item.added", output_index=index, item={**item})]
-        if delta.kind == "reasoning":
+        self._tell("output_item.added", output_index=index, item={**item})
+        if kind == "reasoning":
             item["content"] = [{"type": "reasoning_text", "text": ""}]
-        if delta.kind == "content":
+        if kind == "content":
             part: Json = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item["content"] = [part]
             place = self._place | {"content_index": 0}
-            out.append(self._event("content_part.added", **place, part={**part, "logprobs": []}))
-        return out
+            self._tell("content_part.added", **place, part={**part, "logprobs": []})
 
-    def _more(self, delta: Delta) -> list[Json]:
+    def _more(self, delta: Delta) -> None:
         item, place = self._items[-1], self._place
         if delta.kind == "call":
             item["arguments"] += delta.text
-            if not delta.text:
-                return []
-            return [self._event("function_call_arguments.delta", **place, delta=delta.text)]
+            if delta.text:
+                self._tell("function_call_arguments.delta", **place, delta=delta.text)
+            return
         part, place = item["content"][0], place | {"content_index": 0}
         part["text"] += delta.text
         if delta.kind == "reasoning":
-            return [self._event("reasoning_text.delta", **place, delta=delta.text)]
+            self._tell("reasoning_text.delta", **place, delta=delta.text)
+            return
         logprobs, self._held = self._held, []
         part["logprobs"] += logprobs
-        return [self._event("output_text.delta", **place, delta=delta.text, logprobs=logprobs)]
+        self._tell("output_text.delta", **place, delta=delta.text, logprobs=logprobs)
 
-    def _end(self) -> list[Json]:
-        if not self._kind:
-            return []
-        item, place, kind = self._items[-1], self._place, self._kind
-        item["status"], self._kind = self._status if self.done else "completed", ""
-        out = []
-        if kind == "call":
+    def _finish(self) -> None:
+        if not self._items:  # an answer without a word is an empty message
+            self._open(Delta("content", ""))
+        self._close()
+
+    def _end(self) -> None:
+        if self._held and self._kind == "content":
+            self._more(Delta("content", ""))
+        item, place = self._items[-1], self._place
+        item["status"] = self._status if self.done else "completed"
+        if self._kind == "call":
             said = {"name": item["name"], "arguments": item["arguments"]}
-            out.append(self._event("function_call_arguments.done", **place, **said))
+            self._tell("function_call_arguments.done", **place, **said)
         else:
             part, inner = item["content"][0], place | {"content_index": 0}
-            if kind == "reasoning":
-                out.append(self._event("reasoning_text.done", **inner, text=part["text"]))
+            if self._kind == "reasoning":
+                self._tell("reasoning_text.done", **inner, text=part["text"])
             else:
                 said = {"text": part["text"], "logprobs": part["logprobs"]}
-                out.append(self._event("output_text.done", **inner, **said))
-                out.append(self._event("content_part.done", **inner, part=part))
-        index = place["output_index"]
-        return [*out, self._event("output_item.done", output_index=index, item=item)]
+                self._tell("output_text.done", **inner, **said)
+                self._tell("content_part.done", **inner, part=part)
+        self._tell("output_item.done", output_index=place["output_index"], item=item)
+
+    def _tell(self, name: str, /, **fields: Any) -> None:
+        self._new.append(self._event(name, **fields))
 
     def _event(self, name: str, /, **fields: Any) -> Json:
         self._number += 1

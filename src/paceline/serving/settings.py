@@ -21,8 +21,7 @@ class Settings:
         typer.Option(help="Name of the model for clients; repeatable. Default: that of --model."),
     ] = None
     api_key_file: Annotated[
-        str | None,
-        typer.Option(help="File of API keys, one per line. Or set PACELINE_API_KEY."),
+        str | None, typer.Option(help="File of API keys, one per line. Or set PACELINE_API_KEY.")
     ] = None
     cors_origin: Annotated[
         list[str] | None,
@@ -50,6 +49,14 @@ class Settings:
     ] = False
     compact_json: Annotated[
         bool, typer.Option("--compact-json", help="Held JSON has no white space.")
+    ] = False
+    allow_chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--allow-chat-template",
+            help="Chats may bring a chat_template: for clients that are trusted with the server's "
+            "time and memory.",
+        ),
     ] = False
     files: Annotated[
         str | None,

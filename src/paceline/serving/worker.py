@@ -13,7 +13,7 @@ from functools import reduce
 from time import perf_counter
 from typing import NamedTuple
 
-from paceline.engine.engine import Engine, Event, Prepared
+from paceline.engine.engine import Completion, Engine, Event, Prepared
 from paceline.engine.memory import Memory
 from paceline.errors import EngineFailed, PacelineError, RequestFailed
 
@@ -75,6 +75,7 @@ class ServingCore:
         self._jobs: dict[int, Job] = {}
         self._ids: dict[Job, int] = {}
         self._silent: set[Job] = set()  # without an event so far
+        self._curious: dict[int, Job] = {}  # of these, those that are told of progress
 
     def submit(self, job: Job) -> None:
         self._inbox.append((self._add, job))
@@ -82,6 +83,10 @@ class ServingCore:
     def cancel(self, job: Job) -> None:
         """End a job without further events. A job that has ended is left alone."""
         self._inbox.append((self._cancel, job))
+
+    def end(self, job: Job) -> None:
+        """End a job with what it has. A job that has ended is left alone."""
+        self._inbox.append((self._end, job))
 
     def abort(self, error: PacelineError) -> None:
         """End all jobs with an error."""
@@ -92,7 +97,10 @@ class ServingCore:
         left = dict.fromkeys(self._ids)
         for do, what in self._inbox:
             if isinstance(what, Job):
-                left.update({what: None}) if do == self._add else left.pop(what, None)
+                if do == self._add:
+                    left[what] = None
+                elif do == self._cancel:
+                    left.pop(what, None)
         self._inbox.clear()
         self._ids.clear()
         self._jobs.clear()
@@ -121,7 +129,7 @@ class ServingCore:
                 out += self._abort(EngineFailed("the engine failed: ask again"))
                 events = []
             out += [d for event in events if (d := self._delivery(event)) is not None]
-            if any(job.progress for job in self._silent):
+            if self._curious:
                 out += self._progress()
         self.load = self._load()
         return out
@@ -136,18 +144,35 @@ class ServingCore:
             return [Delivery(job, _failure(error))]
         self._jobs[request], self._ids[job] = job, request
         self._silent.add(job)
+        if job.progress:
+            self._curious[request] = job
         return []
 
     def _cancel(self, job: Job) -> list[Delivery]:
-        request = self._ids.pop(job, None)
-        if request is not None:
-            del self._jobs[request]
-            self._silent.discard(job)
-            try:
-                self.engine.cancel(request)
-            except Exception:  # its answer has no reader
-                _log.exception("request %d could not be cancelled", request)
+        self._leave(job)
         return []
+
+    def _end(self, job: Job) -> list[Delivery]:
+        request = self._ids.get(job)
+        done = self._leave(job)
+        if request is None:
+            return []
+        if done is None:
+            return [Delivery(job, _failure(EngineFailed("the engine failed: ask again")))]
+        return [Delivery(job, Event(request, "", (), (), done))]
+
+    def _leave(self, job: Job) -> Completion | None:
+        request = self._ids.pop(job, None)
+        if request is None:
+            return None
+        del self._jobs[request]
+        self._silent.discard(job)
+        self._curious.pop(request, None)
+        try:
+            return self.engine.cancel(request)
+        except Exception:
+            _log.exception("request %d could not be cancelled", request)
+            return None
 
     def _abort(self, error: PacelineError) -> list[Delivery]:
         jobs = list(self._ids)
@@ -161,6 +186,7 @@ class ServingCore:
             return None
         urgent = job in self._silent
         self._silent.discard(job)
+        self._curious.pop(event.request, None)
         if event.completion is not None or event.error is not None:
             del self._jobs[event.request], self._ids[job]
             urgent = True
@@ -168,9 +194,9 @@ class ServingCore:
 
     def _progress(self) -> list[Delivery]:
         return [
-            Delivery(self._jobs[request], Event(request, "", (), (), progress=each))
+            Delivery(self._curious[request], Event(request, "", (), (), progress=each))
             for request, each in self.engine.progress().items()
-            if request in self._jobs and self._jobs[request].progress
+            if request in self._curious
         ]
 
     def _load(self) -> Load:
@@ -218,6 +244,10 @@ class Worker:
     def cancel(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             self.core.cancel(job)
+        self._notify()
+
+    def end(self, job: Job) -> None:
+        self.core.end(job)
         self._notify()
 
     def abort(self, error: PacelineError) -> None:
