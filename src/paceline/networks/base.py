@@ -201,11 +201,7 @@ def describe(network: Network) -> dict[str, Any]:
     geometry = asdict(network.geometry)
     if not network.above:
         del geometry["target_layers"]  # so that files and checkpoints do not hang on it
-    return {
-        "network": network.name,
-        "geometry": geometry,
-        "settings": network.settings(),
-    }
+    return {"network": network.name, "geometry": geometry, "settings": network.settings()}
 
 
 def geometry_from(entry: Mapping[str, Any]) -> Geometry:

@@ -48,9 +48,7 @@ class ContextUpdate:
         """Split into parts of at most `size` rows, oldest first."""
         return [
             replace(
-                self,
-                features=self.features[at : at + size],
-                tokens=self.tokens[at : at + size],
+                self, features=self.features[at : at + size], tokens=self.tokens[at : at + size]
             )
             for at in range(0, len(self.tokens), size)
         ]

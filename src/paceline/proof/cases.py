@@ -237,11 +237,7 @@ TRIMMED = "trimmed drafts"
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "top-k": {"top_k": 2},
     "min-p": {"min_p": 0.4},
-    "penalties": {
-        "repetition_penalty": 1.3,
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.3,
-    },
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.3},
     "bias": {"logit_bias": {0: 1.5, 1: -0.7}},
     "ban": {"banned_tokens": (0,)},
     "dry": {"dry_multiplier": 0.8, "dry_allowed_length": 1},

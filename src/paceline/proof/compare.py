@@ -17,13 +17,7 @@ from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.policy.controller import Fixed
 from paceline.proof.cases import PROMPT, Case, Draftable, FunctionDrafter, Grid, Propose
-from paceline.proof.oracle import (
-    ContinuousNoise,
-    Joint,
-    add_up,
-    estimate_runs,
-    outcomes,
-)
+from paceline.proof.oracle import ContinuousNoise, Joint, add_up, estimate_runs, outcomes
 from paceline.proof.tabular import (
     DistributionOf,
     LogitsOf,

@@ -86,9 +86,7 @@ CONTROLS: tuple[Control, ...] = (
     _wrong_rule("noise keyed by round", negative.RepeatsNoise, "any tree"),
     _wrong_rule("block with early exit", negative.BlockWithEarlyExit, "iid chain"),
     _wrong_rule(
-        "path selected, distribution unchanged",
-        negative.MultipathByPlainDistribution,
-        "paths",
+        "path selected, distribution unchanged", negative.MultipathByPlainDistribution, "paths"
     ),
     _wrong_rule("sibling residual not normalised", negative.ForgetsToNormalise, "iid tree"),
     _wrong_rule("rejected sibling kept in q", negative.KeepsRejected, "branching"),
@@ -97,10 +95,7 @@ CONTROLS: tuple[Control, ...] = (
     _wrong_rule("k-seq residual unscaled", negative.CorrectsUnscaled, "paths"),
     _wrong_rule("argmax kept in q", negative.ForgetsTheArgmax, "top and one"),
     _wrong_drafter(
-        "argmax called drawn",
-        Rejection,
-        "iid",
-        lambda q, width: negative.top_one_as_sampled(q),
+        "argmax called drawn", Rejection, "iid", lambda q, width: negative.top_one_as_sampled(q)
     ),
     _wrong_drafter(
         "drawn token dropped for its own q",

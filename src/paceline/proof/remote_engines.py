@@ -290,9 +290,7 @@ class UrlEngine:
         url = f"{self._urls[speculation]}/completions"
         body = {"model": self._model, **content, **self._fields[speculation]}
         request = urllib.request.Request(
-            url,
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
+            url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=self._seconds) as response:

@@ -81,14 +81,7 @@ LEARNER = Method(
 # Table of the built-in methods, with guarantee and paper.
 
 BUILT_IN: tuple[Method, ...] = (
-    Method(
-        "none",
-        "drafter",
-        "plain decoding",
-        "-",
-        "-",
-        "paceline.drafters.base:NoDrafter",
-    ),
+    Method("none", "drafter", "plain decoding", "-", "-", "paceline.drafters.base:NoDrafter"),
     Method(
         "prompt-lookup",
         "drafter",
@@ -618,14 +611,7 @@ BUILT_IN: tuple[Method, ...] = (
         "after LUD, Sun et al. 2024, arXiv:2405.15208",
         "paceline.denoising.samplers.lexical_units:LexicalUnits",
     ),
-    Method(
-        "none",
-        "cache",
-        "exact",
-        "-",
-        "-",
-        "paceline.denoising.caches:CachePlan",
-    ),
+    Method("none", "cache", "exact", "-", "-", "paceline.denoising.caches:CachePlan"),
     Method(
         "exact",
         "cache",
@@ -674,14 +660,7 @@ BUILT_IN: tuple[Method, ...] = (
         "Window-Diffusion, Zuo et al. 2026, arXiv:2601.20332",
         "paceline.denoising.approximate_caches:Window",
     ),
-    Method(
-        "cpu",
-        "runtime",
-        "bit-exact",
-        "-",
-        "-",
-        "paceline.runtimes.cpu.target:CpuTarget",
-    ),
+    Method("cpu", "runtime", "bit-exact", "-", "-", "paceline.runtimes.cpu.target:CpuTarget"),
     Method(
         "torch",
         "runtime",

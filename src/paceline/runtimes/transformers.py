@@ -287,9 +287,7 @@ class TransformersTarget:
 
     @classmethod
     def load(
-        cls,
-        source: ModelSource,
-        options: RuntimeOptions = DEFAULT_OPTIONS,
+        cls, source: ModelSource, options: RuntimeOptions = DEFAULT_OPTIONS
     ) -> TransformersTarget:
         """Load a model.
 

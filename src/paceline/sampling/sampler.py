@@ -369,12 +369,7 @@ class TreeDistributions:
     """
 
     def __init__(
-        self,
-        sampler: Sampler,
-        draft: TokenTree,
-        output: Output,
-        position: int,
-        rule: str,
+        self, sampler: Sampler, draft: TokenTree, output: Output, position: int, rule: str
     ) -> None:
         self.position = position
         self._sampler = sampler

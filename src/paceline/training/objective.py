@@ -158,15 +158,7 @@ def network_loss(
     if own is not None:
         return own
     exits = [
-        total_loss(
-            each,
-            teacher,
-            batch,
-            places,
-            loss,
-            decay=decay,
-            prompt_weight=prompt_weight,
-        )
+        total_loss(each, teacher, batch, places, loss, decay=decay, prompt_weight=prompt_weight)
         for each in (drafts.logits, *drafts.exits)
     ]
     out = torch.stack(exits).mean()

@@ -64,6 +64,5 @@ class Coupled(Verifier):
     ) -> Verdict:
         check_sampling(self, draft)
         return walk(
-            draft,
-            lambda node, depth: target.sample(node, target.position + depth, randomness),
+            draft, lambda node, depth: target.sample(node, target.position + depth, randomness)
         )

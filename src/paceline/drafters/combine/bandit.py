@@ -163,11 +163,7 @@ class Choose(CompositeDrafter):
     name: ClassVar[str] = "choose"
 
     def __init__(
-        self,
-        parts: List[Drafter],
-        *,
-        seed: int = 0,
-        clock: Callable[[], float] = perf_counter,
+        self, parts: List[Drafter], *, seed: int = 0, clock: Callable[[], float] = perf_counter
     ) -> None:
         """Set the arms. Raises InvalidOption for a bad number of drafters, or mixed draft kinds."""
         super().__init__(parts)

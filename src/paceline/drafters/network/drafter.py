@@ -24,12 +24,7 @@ from paceline.drafters.network.stopping_head import AcceptanceStop
 from paceline.drafters.network.trees import TreeDrafts
 from paceline.networks.runner import Chain, ContextUpdate, Noise, Runner
 from paceline.policy.acceptance import PlattScaling
-from paceline.policy.constants import (
-    DRAFT_TEMPERATURE,
-    PROMPT_ROWS,
-    RECENT_ROWS,
-    WAITING_ROWS,
-)
+from paceline.policy.constants import DRAFT_TEMPERATURE, PROMPT_ROWS, RECENT_ROWS, WAITING_ROWS
 from paceline.sampling.randomness import Draw, Purpose
 from paceline.sampling.sequence import Sequence
 
@@ -390,10 +385,7 @@ def _no_features(rows: int) -> LogitArray:
 
 
 def trained(
-    name: str,
-    *,
-    needs: Needs = TrainedDrafter.needs,
-    stop: float = TrainedDrafter.stop,
+    name: str, *, needs: Needs = TrainedDrafter.needs, stop: float = TrainedDrafter.stop
 ) -> type[TrainedDrafter]:
     """Make the drafter class of a network."""
     settings = {"name": name, "needs": needs, "stop": stop}

@@ -90,9 +90,7 @@ class TreeDrafts:
         return expand(self._expansion, sequences, budgets, depths, distributions)
 
     def _advance(
-        self,
-        known: List[dict[tuple[int, ...], Branch]],
-        paths: Mapping[int, List[tuple[int, ...]]],
+        self, known: List[dict[tuple[int, ...], Branch]], paths: Mapping[int, List[tuple[int, ...]]]
     ) -> None:
         # Runs the missing whole steps of all paths in one call.
         missing = [
@@ -121,13 +119,7 @@ class TreeDrafts:
 
 
 def draft_sampling(
-    sampler: Sampler,
-    logits: LogitArray,
-    ids: IntArray,
-    size: int,
-    path: List[int],
-    *,
-    soft: bool,
+    sampler: Sampler, logits: LogitArray, ids: IntArray, size: int, path: List[int], *, soft: bool
 ) -> Distribution:
     """Return a request's distribution over a draft vocabulary, as one over `size` tokens.
 

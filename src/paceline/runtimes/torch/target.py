@@ -94,11 +94,7 @@ class TorchTarget:
         )
 
     @classmethod
-    def load(
-        cls,
-        source: ModelSource,
-        options: RuntimeOptions = DEFAULT_OPTIONS,
-    ) -> TorchTarget:
+    def load(cls, source: ModelSource, options: RuntimeOptions = DEFAULT_OPTIONS) -> TorchTarget:
         """Load a model.
 
         Raises:

@@ -119,12 +119,7 @@ def _asked(
 
 
 def accuracy(
-    module: DenoiserModule,
-    kind: Way,
-    *,
-    count: int,
-    seed: int = 0,
-    block: int = 8,
+    module: DenoiserModule, kind: Way, *, count: int, seed: int = 0, block: int = 8
 ) -> dict[str, float]:
     """Return the share of strictly right answers by task, on `count` held-out cases of each."""
     ids = vocabulary()

@@ -19,20 +19,8 @@ from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
 from paceline.models.families.base import HF_PARTS
 from paceline.models.source import DirectorySource
-from paceline.training.denoisers.module import (
-    NORM_EPS,
-    ROPE_BASE,
-    DenoiserModule,
-    DenoiserRecipe,
-)
-from paceline.training.denoisers.rows import (
-    EOS,
-    MASK,
-    PAD,
-    SPECIAL,
-    UNKNOWN,
-    vocabulary,
-)
+from paceline.training.denoisers.module import NORM_EPS, ROPE_BASE, DenoiserModule, DenoiserRecipe
+from paceline.training.denoisers.rows import EOS, MASK, PAD, SPECIAL, UNKNOWN, vocabulary
 from paceline.training.denoisers.run import JUDGED, DenoiserTraining
 
 CONTEXT = 256  # far beyond what is trained

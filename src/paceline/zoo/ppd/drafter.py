@@ -34,10 +34,7 @@ class PPD(Drafter):
     needs: Needs = Needs(node_logits=True)
 
     def __init__(
-        self,
-        accuracies: ProbArray,
-        first_id: int,
-        costs: Callable[[], CostModel] | None = None,
+        self, accuracies: ProbArray, first_id: int, costs: Callable[[], CostModel] | None = None
     ) -> None:
         """Bind prompt tokens that the target knows.
 
