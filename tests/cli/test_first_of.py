@@ -43,6 +43,7 @@ def test_people_are_told_that_it_is_lossy(command: Command) -> None:
     "options",
     [
         ("--first-of", "0"),
+        ("--first-of", "1000000000", "--temperature", "1"),
         ("--first-of", "2", "--temperature", "0"),
         ("--first-of", "2", "--color"),
         ("--first-of", "2", "--regex", "a+"),

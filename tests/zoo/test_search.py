@@ -180,8 +180,9 @@ def test_others_on_the_engine_are_left_alone() -> None:
 
 def test_bad_input() -> None:
     engine, target = make()
-    with pytest.raises(InvalidOption, match="1 or more, not 0"):
-        first_finish(engine, PROMPT, 0, PARAMS)
+    for count in (0, 10**9):
+        with pytest.raises(InvalidOption, match=f"n must be from 1 to 1024, not {count}"):
+            first_finish(engine, PROMPT, count, PARAMS)
     with pytest.raises(InvalidOption, match="temperature above 0"):
         first_finish(engine, PROMPT, 2)
     with pytest.raises(InvalidOption, match="'heat' is unknown"):

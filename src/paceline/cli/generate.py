@@ -25,7 +25,7 @@ from paceline.cli.output import (
     write,
 )
 from paceline.core.cache import read_text
-from paceline.core.options import check_text
+from paceline.core.options import check_text, within
 from paceline.core.types import Denoising, SamplingParams
 from paceline.errors import InvalidOption, PromptError
 from paceline.registry import table as registry
@@ -97,7 +97,7 @@ def generate(
         stop_loops=stop_loops,
         logprobs=logprobs,
     )
-    o.check_at_least_one(first_of=first_of)
+    within("--first-of", first_of, 1, 1024)
     denoising = Denoising(ending=ending, steps=show_steps)  # type: ignore[arg-type]
     check_text("--system", system)
     constrain = _constraint(json_schema, regex, grammar)

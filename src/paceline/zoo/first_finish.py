@@ -11,9 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from paceline.core.options import within
 from paceline.core.types import SamplingParams
 from paceline.engine.engine import Completion, Engine, Prompt
 from paceline.errors import InvalidOption
+
+MOST = 1024
+"""Samples of a search."""
 
 # Preference: complete text, cut text, text ended for repetition.
 _ORDER = ("stop", "length", "loop", "cancelled")
@@ -49,13 +53,12 @@ def first_finish(
     of `params`. `interrupt` is polled between steps; True cancels all samples.
 
     Raises:
-        InvalidOption: `n` is below 1, several samples at temperature 0, or an unknown option.
+        InvalidOption: `n` is out of range, several samples at temperature 0, or an unknown option.
         PromptError: the prompt is empty or longer than the context.
         PacelineError: the error of a sample that ended with one.
     """
     params = params or SamplingParams()
-    if n < 1:
-        raise InvalidOption(f"the number of samples must be 1 or more, not {n}")
+    within("n", n, 1, MOST)
     if n > 1 and options.get("temperature", params.temperature) == 0:
         raise InvalidOption("first-finish search needs a temperature above 0: samples must differ")
     seed = options.pop("seed", params.seed)

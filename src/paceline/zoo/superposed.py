@@ -19,14 +19,18 @@ import typer
 
 from paceline.cli import options as o
 from paceline.core.cache import read_text
+from paceline.core.options import within
 from paceline.core.target import Pass, Target
 from paceline.core.types import LogitArray, ProbArray
 from paceline.drafters.suffix.automaton import ROOT_STATE, Automaton
 from paceline.engine.engine import Engine
-from paceline.errors import InvalidOption, PromptError, RuntimeUnavailable
+from paceline.errors import PromptError, RuntimeUnavailable
 
 # Cost in nats of a continuation that no n-gram contains.
 MISS = 200.0
+
+# Continuations at most: each step looks at the square of them.
+MOST = 64
 
 _BACK_OFF = math.log(0.4)
 
@@ -206,12 +210,9 @@ def suggest(
     vocabulary, context = target.capabilities.vocab_size, target.capabilities.max_context
     if alpha is None:
         alpha = 0.3 if corpus else 0.0
-    if not 1 <= k <= vocabulary:
-        raise InvalidOption(f"k must be from 1 to {vocabulary} (the vocabulary), not {k}")
-    if tokens < 1:
-        raise InvalidOption(f"tokens must be 1 or more, not {tokens}")
-    if not 0 <= alpha <= 1:
-        raise InvalidOption(f"alpha must be from 0 (model alone) to 1, not {alpha}")
+    within("k", k, 1, min(vocabulary, MOST))
+    within("tokens", tokens, 1, context)
+    within("alpha", alpha, 0, 1, "0 for the model alone")
     if not isinstance(target, Superposing):
         raise RuntimeUnavailable(
             f"the {target.capabilities.runtime} runtime takes no embeddings as input: use torch"
