@@ -9,6 +9,12 @@ asked for at temperature 1. `jsonschema` checks the answers, with its formats
 (pip install 'jsonschema[format-nongpl]'). The same chats are then asked without schemas for as many
 tokens. With --tools FOLDER the schemas are those of tools in BFCL's files (bfcl-eval, `data`),
 asked for by `tool_choice` "required". The exit code is 1 if an answer does not validate.
+
+    python -m benchmarks.serving.schemas --walk 10000 --zod FOLDER
+
+asks no server: schemas as pydantic, zod, Java's generators and OpenAPI's write them
+(`generated_schemas.py`) are compiled, and random walks through their grammars judged
+(`schema_walks.py`). Each is held exactly, or what is not held is named; all else is wrong.
 """
 
 from __future__ import annotations
@@ -25,6 +31,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+from benchmarks.serving import generated_schemas
+from benchmarks.serving.schema_walks import Walks
 
 from paceline.measure import results
 
@@ -257,6 +265,46 @@ def free(said: Sequence[Said]) -> list[Case]:
     return out
 
 
+def walk(count: int, seed: int, zod: Path | None, record: str | None) -> int:
+    """Judge grammars of so many generated schemas; return how many are wrong."""
+    kinds = dict.fromkeys(generated_schemas.KINDS, "") | ({"zod": ""} if zod else {})
+    walks, rows, named = Walks(), list[list[results.Cell]](), Counter[str]()
+    for kind in kinds:
+        share, counts, judged = count // len(kinds), Counter[str](), [0, 0]
+        if kind == "zod" and zod is not None:
+            drawn = generated_schemas.zod(share, seed, zod)
+        else:
+            drawn = generated_schemas.drawn(kind, share, seed)
+        for number, schema in enumerate(drawn):
+            found = walks.verdict(schema, random.Random(f"{seed} {number}"))
+            counts[found.state] += 1
+            judged = [judged[0] + found.texts, judged[1] + found.values]
+            if found.state == "named":
+                named[found.why.split(":")[0][:60] if ": " in found.why else "keywords"] += 1
+            if found.state == "wrong":
+                print(f"{kind} {number}: {found.why}\n  {json.dumps(schema)}", flush=True)
+        states = [counts[each] for each in ("held", "named", "empty", "wrong")]
+        rows.append([kind, share, *states, *judged])
+        print(*rows[-1], flush=True)
+    rows.append(["all", *(sum(int(row[i] or 0) for row in rows) for i in range(1, 8))])
+    print(*rows[-1], dict(named.most_common(20)), flush=True)
+    if record:
+        results.record(
+            Path("docs/results/data") / f"{record}.json",
+            "Schemas of generators",
+            "batching",
+            f"python -m benchmarks.serving.schemas --walk {count} --seed {seed}"
+            + (" --zod FOLDER" if zod else ""),
+            ("generator", "schemas", "held", "named", "empty", "wrong", "texts", "values"),
+            rows,
+            note="Texts are random walks through a grammar, all valid by jsonschema; values are "
+            "random ones that it takes, all allowed. Of named ones the keyword or what is wrong is "
+            "told; of empty ones nothing is valid, and they are refused.",
+            figures={"wrong": rows[-1][5]},
+        )
+    return int(rows[-1][5] or 0)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Ask, print, and write --record."""
     parser = argparse.ArgumentParser(prog="schemas", description=(__doc__ or "").splitlines()[0])
@@ -266,10 +314,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--tools", type=Path, metavar="FOLDER", help="BFCL's data")
+    parser.add_argument("--walk", type=int, metavar="COUNT", help="judge grammars, of no server")
+    parser.add_argument("--zod", type=Path, metavar="FOLDER", help="where zod is installed")
     parser.add_argument("--no-plain", action="store_true", help="do not ask without schemas")
     parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(argv)
+    if given.walk:
+        return int(walk(given.walk, given.seed, given.zod, given.record) > 0)
     made = tools(given.tools, given.count, given.tokens) if given.tools else None
     cases = list(made or drawn(given.count, given.seed, given.tokens))
     said, seconds = turn(given.url, cases, given.clients, checked=True)

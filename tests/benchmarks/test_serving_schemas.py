@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from benchmarks.serving import schemas
 from tests.helpers import table_engines as engines
 
@@ -35,7 +34,6 @@ def test_tools_of_bfcl_get_openais_shape(tmp_path: Path) -> None:
 
 
 def test_answers_that_do_not_validate_are_seen() -> None:
-    pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     schema = {"type": "object", "properties": {"a": {"format": "date"}}, "required": ["a"]}
     case = schemas.Case("flat", {}, {"": schema})
     for text, good in {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
+from string import ascii_lowercase as _LOWER
 
 from paceline.errors import InvalidOption
 
@@ -51,6 +53,10 @@ class _GbnfReader:
                 raise InvalidOption(f"the GBNF grammar has no rule {name!r}: add it")
         self.lines = ['NOTHING: "a" & "b"', "start: g_root"]
         self.lines += [f"{_rule(name)}: {way}" for name, way in rules.items()]
+        dead = unending(self.lines)
+        for name in rules:
+            if _rule(name) in dead:
+                raise InvalidOption(f"rule {name!r} of the GBNF grammar never ends: give it an end")
 
     def _wrong(self, what: str) -> InvalidOption:
         line = self._text.count("\n", 0, self._at) + 1
@@ -181,3 +187,31 @@ class _GbnfReader:
 def _rule(name: str) -> str:
     # Lark's rules are lower case.
     return "g_" + re.sub(r"[A-Z]", lambda match: f"_{match[0].lower()}_", name)
+
+
+def unending(lines: Iterable[str]) -> set[str]:
+    """Return names of rules of Lark, of names, groups and repetitions, of which no text is."""
+    bodies = dict(line.split(": ", 1) for line in lines if line[0].islower())
+    live: set[str] = set()
+    before = -1
+    while before < len(live):
+        before = len(live)
+        for name in reversed(bodies):  # what is made later is mostly used by what is before
+            if name not in live and _ends(bodies[name], live):
+                live.add(name)
+    return bodies.keys() - live
+
+
+def _ends(body: str, live: Collection[str]) -> bool:
+    # Signs for names: + of what some text is, - of what none is yet known.
+    def sign(found: re.Match[str]) -> str:
+        name = found[0]
+        return "+" if name in live or (name[0] not in _LOWER and name != "NOTHING") else "-"
+
+    def group(found: re.Match[str]) -> str:
+        return "+" if found[2] or any("-" not in way for way in found[1].split("|")) else "-"
+
+    text, count = re.sub(r"/[^/]*/|[a-zA-Z_][\w-]*", sign, f"({body})"), 1
+    while count:
+        text, count = re.subn(r"\(([^()]*)\)([*?]|\{0)?", group, text)
+    return text[0] == "+"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MOST_CALLS = 16
 _LARGEST = 300_000
+_FAR = 400  # an exponent beyond any of a float
 
 # Grammars that are kept.
 _KEPT = 64
@@ -384,7 +385,9 @@ class Grammars:
     def _is_empty(self, expression: str) -> bool:
         made = self._library.LLMatcher.grammar_from_lark(f"start: T\nT: {expression}")
         matcher = self._library.LLMatcher(self._words, made, log_level=0)
-        return not (matcher.is_accepting() or any(matcher.compute_bitmask()))
+        wrong = matcher.is_error()  # which is told when the whole is compiled
+        matcher.compute_bitmask()
+        return not wrong and matcher.is_error()
 
     def _spelled(self, text: str) -> str:
         # Special tokens by id, all else quoted.
@@ -430,7 +433,7 @@ def _closed(tags: tuple[str, str] | None) -> list[str]:
 def _schema(given: Any, named: str) -> Any:
     text = given if isinstance(given, str) else _json(given, named)
     try:
-        schema = json.loads(text, parse_float=_number)
+        schema = json.loads(text, parse_float=_number, parse_constant=_number)
     except (ValueError, RecursionError) as error:
         raise InvalidOption(f"{named} is not JSON: {error}; change it") from error
     if not isinstance(schema, dict | bool):
@@ -440,6 +443,8 @@ def _schema(given: Any, named: str) -> Any:
 
 def _number(text: str) -> float | Decimal:
     # A float unless it says less than was written.
+    if not Decimal(text).is_finite() or abs(Decimal(text).adjusted()) > _FAR:
+        raise ValueError(f"{text[:40]} is no number that programs read")
     return float(text) if Decimal(text) == Decimal(repr(float(text))) else Decimal(text)
 
 

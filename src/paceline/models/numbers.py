@@ -62,7 +62,7 @@ def decimal(low: Bound | None, high: Bound | None, places: int | None = None) ->
     if low is not None:
         parts.append(f"/{_from(low, '', '-')}/")
     if high is not None:
-        parts.append(f"/{_from(Bound(-high.value, high.strict), '-', '')}/")
+        parts.append(f"/{_from(Bound(high.value.copy_negate(), high.strict), '-', '')}/")
     return f"({' & '.join(parts)})"
 
 
@@ -70,7 +70,8 @@ def _from(low: Bound, sign: str, other: str) -> str:
     # Numbers from a bound on, where `sign` is that of the large ones.
     if low.value > 0 or (not low.value and low.strict):
         return f"{sign}(?:{_least(low)})"
-    return f"{sign}(?:{_some()})|{other}(?:{_most(Bound(-low.value, low.strict))})"
+    some = rf"(?:0|[1-9][0-9]*){_FREE}|{_scientific(None, Bound(_LARGEST))}"
+    return f"{sign}(?:{some})|{other}(?:{_most(Bound(low.value.copy_negate(), low.strict))})"
 
 
 def _integers(first: int | None, last: int | None) -> str:
@@ -92,14 +93,10 @@ def _natural(low: int, high: int | None) -> str:
     for size in range(width, top + 1):
         a = max(low, 10 ** (size - 1) if size > 1 else 0)
         b = 10**size - 1 if high is None else min(high, 10**size - 1)
-        parts += blocks(_digits(a), _digits(b), 10)
+        parts += blocks([*map(int, str(a))], [*map(int, str(b))], 10)
     if high is None:
         parts.append(f"[1-9][0-9]{{{width},}}")
     return "|".join(parts)
-
-
-def _digits(number: int) -> list[int]:
-    return [int(digit) for digit in str(number)]
 
 
 def _multiples(step: int) -> str:
@@ -110,10 +107,6 @@ def _multiples(step: int) -> str:
     last = [f"{each:0{size}d}" for each in range(0, 10**size, step)]
     short = [str(int(each)) for each in last]
     return f"/-?(?:{'|'.join(short)}|[1-9][0-9]*(?:{'|'.join(last)}))/"
-
-
-def _some() -> str:
-    return rf"(?:0|[1-9][0-9]*){_FREE}|{_scientific(None, Bound(_LARGEST))}"
 
 
 def _exponent(low: int | None = None, high: int | None = None) -> str:

@@ -34,6 +34,8 @@ _WORDS: Ranges = [(48, 57), (65, 90), (95, 95), (97, 122)]
 _SPACES: Ranges = [(9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)]
 _SPACES += [(0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)]
 _BREAKS: Ranges = [(10, 10), (13, 13), (0x2028, 0x2029)]
+# In Python's spelling.
+_OTHERS = {"(?<": "(?P<", "[^]": r"[\s\S]", r"\Z": "$", r"\z": "$", r"\A": "^"}
 _MANY = 60  # ranges of a class beyond which its characters are not also written by number
 
 
@@ -49,17 +51,6 @@ def terminal(pattern: str, quoted: bool = True, whole: bool = False) -> str:
         Untranslated: the pattern is wrong, or needs more than a regular language.
     """
     return _Translator(pattern, quoted).terminal(whole)
-
-
-def is_found(pattern: str, text: str) -> bool:
-    """Return whether a pattern is found in a text; Untranslated if Python does not read it."""
-    source, names = _without_names(pattern)
-    if names:
-        raise Untranslated(f"{pattern!r} names sets of characters")
-    try:
-        return re.search(re.sub(r"(?<!\\)\$(?=$|\))", r"\\Z", source), text, re.ASCII) is not None
-    except re.error as error:
-        raise Untranslated(f"{pattern!r}: {error}") from error
 
 
 def blocks(low: Sequence[int], high: Sequence[int], base: int) -> Iterator[str]:
@@ -125,10 +116,6 @@ def _hex(code: int) -> str:
     return "".join(f"[{d.lower()}{d}]" if d.isalpha() else d for d in f"{code:04X}")
 
 
-def _digits(code: int) -> list[int]:
-    return [int(digit, 16) for digit in f"{code:04x}"]
-
-
 def _without_names(pattern: str) -> tuple[str, list[str]]:
     # Puts characters for what Python's parser does not read, and its spelling for what it does.
     names: list[str] = []
@@ -143,17 +130,19 @@ def _without_names(pattern: str) -> tuple[str, list[str]]:
             return re.escape(chr(int(match["code"], 16)))
         if match["control"] is not None:
             return re.escape(chr(ord(match["control"]) % 32))
-        return "(?P<" if match["group"] else match[0]
+        if match["high"] is not None:
+            high, low = int(match["high"], 16), int(match["low"], 16)
+            return re.escape(chr(0x10000 + (high - 0xD800) * 0x400 + low - 0xDC00))
+        return _OTHERS.get(match[0], match[0])
 
     known = r"\\(?P<set>[pP])\{(?P<name>[\w=]+)\}|\\u\{(?P<code>[0-9a-fA-F]{1,6})\}"
-    known += r"|\\c(?P<control>[a-zA-Z])|(?P<group>\(\?<)(?![=!])|\\."
+    known += rf"|\\u(?P<high>[dD][89abAB]{HEX}{{2}})\\u(?P<low>[dD][c-fC-F]{HEX}{{2}})"
+    known += r"|\\c(?P<control>[a-zA-Z])|\(\?<(?![=!])|\[\^\]|\\."
     try:
         source = re.sub(known, named, pattern, flags=re.DOTALL)
     except ValueError as error:
         raise Untranslated(f"{pattern!r}: {error}") from error
-    source = source.replace("[^]", r"[\s\S]").replace(r"\Z", "$").replace(r"\A", "^")
-    # A letter that Python keeps for later stands for itself in ECMAScript.
-    return re.sub(r"\\([/\-_@#%&=<>,;:~!'\"`])", lambda m: re.escape(m[1]), source), names
+    return source, names
 
 
 class _Translator:
@@ -167,6 +156,8 @@ class _Translator:
                 self._tree = parser.parse(source, re.ASCII)
         except (re.error, RecursionError, OverflowError) as error:
             raise Untranslated(f"{pattern!r} is no pattern ({error}): mend it") from error
+        if self._tree.state.flags & ~re.ASCII:
+            raise self._refuse("flags")
         # Sets by name are not known here, so that their characters are written as they are.
         one = (RAW if self._names else CHAR) if quoted else r"(?s:.)"
         self._any = f"/{one}*/"
@@ -196,8 +187,7 @@ class _Translator:
             count += 1
         if count:
             run = self._regex(nodes[:count])
-            moved = start and all(_width(node) == 0 for node in nodes[:count])
-            then_on = self._next(nodes[count:], then, start=moved)
+            then_on = self._next(nodes[count:], then, start=False)
             return None if then_on is None else f"(/{run}/ {then_on})" if run else then_on
         if not nodes:
             return then
@@ -290,8 +280,11 @@ class _Translator:
             else:
                 ranges += _category(value)
         if not names:
-            ranges = _complement(ranges) if negate else _merged(ranges)
+            ranges = _complement(ranges) if negate else ranges
+            ranges = _complement([*_complement(ranges), (0xD800, 0xDFFF)])
             negate = False
+        if not ranges and not names:
+            return r"[^\x00-\x{10ffff}]"
         raw = "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" for a, b in ranges) + "".join(names)
         raw = f"[{'^' if negate else ''}{raw}]"
         if not self._quoted:
@@ -306,12 +299,12 @@ class _Translator:
         far = [(max(a, 127), b) for a, b in ranges if b > 126]
         if not names and len(far) <= _MANY:
             for a, b in far:
-                for low, high in ((a, min(b, 0xD7FF)), (max(a, 0xE000), min(b, 0xFFFF))):
-                    if low <= high:
-                        out += [rf"\\u{each}" for each in blocks(_digits(low), _digits(high), 16)]
+                if a < 0x10000:
+                    ends = [[int(d, 16) for d in f"{end:04x}"] for end in (a, min(b, 0xFFFF))]
+                    out += [rf"\\u{each}" for each in blocks(*ends, 16)]
                 if a <= 0x10000 and b == _LAST:
                     out.append(rf"\\u{_SURROGATES}")
-        return f"(?:{'|'.join(out)})" if out else r"[^\x00-\x{10ffff}]"
+        return f"(?:{'|'.join(out)})"
 
 
 def _either(parts: Iterable[str | None]) -> str | None:
@@ -327,11 +320,6 @@ def _parts(kind: Any, value: Any) -> list[Any]:
     if kind is op.SUBPATTERN:
         return [value[3]]
     return [value[1]] if kind in (op.ASSERT, op.ASSERT_NOT) else []
-
-
-def _width(node: Any) -> int:
-    kind, value = node
-    return 0 if kind is op.SUBPATTERN and not len(value[3]) else 1
 
 
 def _category(name: Any) -> Ranges:

@@ -8,18 +8,20 @@ Schema has them. Of the drafts, 4 to 2020-12 are read, and OpenAPI's.
 from __future__ import annotations
 
 import json
-import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
-from itertools import combinations
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate, combinations, count, starmap
 from math import lcm
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from paceline.errors import InvalidOption
 from paceline.models import numbers, patterns
+from paceline.models.gbnf import unending
 from paceline.models.numbers import Bound
 from paceline.models.patterns import CHAR, Untranslated, terminal
 
@@ -27,26 +29,31 @@ Schema = Any
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 # A run of white space, with an end: a model that may write it without one does.
 _BLANK = r"(?:[ \t]{1,4}|[ \t]?(?:\r?\n){1,2}(?: {0,40}|\t{0,9}))?"
-_NUMBER, _COUNT, _LIST, _OBJECT = (int, float, Decimal), (int, float), (list,), (dict,)
 _SCHEMA = (dict, bool)
 _KINDS: dict[str, tuple[type, ...]] = {
-    "type": (str, list), "enum": _LIST, "multipleOf": _NUMBER, "minimum": _NUMBER,
-    "maximum": _NUMBER, "exclusiveMinimum": _NUMBER, "exclusiveMaximum": _NUMBER,
-    "minLength": _COUNT, "maxLength": _COUNT, "minItems": _COUNT, "maxItems": _COUNT,
-    "minProperties": _COUNT, "maxProperties": _COUNT, "minContains": _COUNT,
-    "maxContains": _COUNT, "pattern": (str,), "required": _LIST, "properties": _OBJECT,
-    "patternProperties": _OBJECT, "additionalProperties": _SCHEMA, "propertyNames": _SCHEMA,
-    "prefixItems": _LIST, "items": _SCHEMA, "contains": _SCHEMA, "uniqueItems": (bool,),
-    "dependentRequired": _OBJECT, "dependentSchemas": _OBJECT, "allOf": _LIST, "anyOf": _LIST,
-    "oneOf": _LIST, "not": _SCHEMA, "if": _SCHEMA, "then": _SCHEMA, "else": _SCHEMA,
-    "unevaluatedProperties": _SCHEMA, "unevaluatedItems": _SCHEMA, "$ref": (str,),
-}  # fmt: skip
+    key: kinds
+    for keys, kinds in (
+        ("multipleOf minimum maximum exclusiveMinimum exclusiveMaximum", (int, float, Decimal)),
+        ("minLength maxLength minItems maxItems minContains maxContains", (int, float, Decimal)),
+        ("minProperties maxProperties", (int, float, Decimal)),
+        ("enum required prefixItems allOf anyOf oneOf", (list,)),
+        ("properties patternProperties dependentRequired dependentSchemas dependencies", (dict,)),
+        ("additionalProperties propertyNames items contains not if then else", _SCHEMA),
+        ("unevaluatedProperties unevaluatedItems", _SCHEMA),
+        ("pattern format $ref $dynamicRef $recursiveRef", (str,)),
+        ("uniqueItems", (bool,)),
+        ("type", (str, list)),
+    )
+    for key in keys.split()
+}
+_REFS = ("$ref", "$dynamicRef", "$recursiveRef")
+_NEEDS = ("dependentRequired", "dependentSchemas", "dependencies")
 # What `_plain` leaves for rules. Names with a blank are our own.
-_HELD = frozenset(_KINDS) - {"$ref", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"}
-_HELD |= {"format", "const", "not in", "not pattern", "not here", "not whole"}
-_APPLIED = {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"}
-_NEVER: dict[str, Any] = {"uniqueItems": False, "minContains": 0}
-_NOTHING = '"a" & "b"'
+_HELD = frozenset(_KINDS) - {*_REFS, *_NEEDS}
+_HELD -= {"allOf", "anyOf", "oneOf", "not", "if", "then", "else"}
+_HELD |= {"const", "not in", "not pattern", "not here", "not whole", "aside"}
+_OLD = ("extends", "disallow", "divisibleBy")  # of draft 3
+_REST = ("unevaluatedProperties", "unevaluatedItems")
 _MOST_RULES = 30_000
 _LONG, _FAR = 1_000_000, 20_000  # characters and items that no answer reaches
 _DAY = r"(?:0[1-9]|1[0-9]|2[0-8])"
@@ -103,7 +110,11 @@ SPACED = Spacing(", ", ": ", "")
 
 
 class _Choice(list[Schema]):
-    """Schemas of which one must hold."""
+    """Schemas of which one must hold, or just one: that of `only`, whose oneOf they are."""
+
+    only: Schema = None
+    ways: list[Schema] | None = None  # of which, in place of these, any may hold
+    open = False  # these are being made
 
 
 class SchemaRules:
@@ -116,16 +127,11 @@ class SchemaRules:
     """
 
     def __init__(
-        self,
-        schema: Schema,
-        style: Spacing,
-        named: str,
-        prefix: str = "",
-        is_empty: Callable[[str], bool] = lambda expression: False,
+        self, schema: Any, style: Spacing, named: str, prefix: str, is_empty: Callable[[str], bool]
     ) -> None:
         """Make the rules; names of rules begin with `prefix`.
 
-        `is_empty` says whether no text is of an expression.
+        `is_empty` says whether no text is of an expression of terminals.
 
         Raises:
             InvalidOption: the schema is wrong, allows nothing or is too large.
@@ -135,40 +141,58 @@ class SchemaRules:
         self._root = schema
         self._named = named
         self._prefix = prefix
-        self._is_empty = is_empty
+        self._is_empty = lru_cache(None)(is_empty)
         self._style = style
         self._rules: dict[tuple[int, ...], str | None] = {}
+        self._dead: set[tuple[int, ...]] = set()  # keys of rules that no text is of
+        self._open: set[str] = set()  # names of rules that are being made
+        self._again: set[str] = set()  # and of those that were used meanwhile
         self._terms: dict[str, str] = {}
-        self._plains: dict[int, Any] = {}
+        self._plains: dict[int, tuple[dict[str, Any], list[Schema]]] = {}
         self._kept: list[Any] = []  # so that no other object gets an id of theirs
-        self._places: dict[int, str] = {id(schema): "#"}
         self._why = ""
-        self._count = 0
+        self._numbers = count(1)
         try:
+            self._objects = [*_objects(schema)]
+            self._places = {id(each): place for each, place in self._objects}
             root = self._rule((schema,))
+            while root is not None and self._bury():
+                self.lines, self._rules, self._terms, self._again = [], {}, {}, set()
+                root = self._rule((schema,))
         except RecursionError as error:
             raise self._wrong("is nested too deeply", "flatten it") from error
         if root is None:
             raise self._wrong(f"allows no value{self._why}")
         self.root = root
 
+    def _bury(self) -> bool:
+        # Whether rules were used that no text is of, since they need themselves, or one like that.
+        dead = unending(self.lines) if self._again else set()
+        found = {key for key, name in self._rules.items() if name in dead} - self._dead
+        self._dead |= found
+        return bool(found)
+
     # Names of what is made.
 
     def _wrong(self, what: str, fix: str = "change it") -> InvalidOption:
         return InvalidOption(f"{self._named} {what}: {fix}")
 
-    def _tell(self, schema: Schema, keyword: str) -> None:
-        self.unheld[f"{self._places.get(id(schema), '#')}/{keyword}"] = None
+    def _tell(self, schemas: Iterable[Any], *keywords: str) -> None:
+        for schema in schemas:
+            for keyword in [each for each in keywords if each in schema]:
+                self.unheld[f"{self._place(schema)}/{keyword}"] = None
+
+    def _place(self, schema: Schema) -> str:
+        return self._places.get(id(schema), "#")
 
     def _never(self, why: str) -> None:
         self._why = self._why or f" ({why})"
 
     def _term(self, expression: str) -> str:
-        name = self._terms.get(expression)
-        if name is None:
-            name = self._terms[expression] = f"{self._prefix.upper()}T{len(self._terms)}"
-            self.lines.append(f"{name}: {expression}")
-        return name
+        if expression not in self._terms:
+            self._terms[expression] = f"{self._prefix.upper()}T{len(self._terms)}"
+            self.lines.append(f"{self._terms[expression]}: {expression}")
+        return self._terms[expression]
 
     def _some(self, expression: str) -> str | None:
         # A term of what may be empty.
@@ -180,8 +204,7 @@ class SchemaRules:
     def _new(self, body: str | None = None) -> str:
         if len(self.lines) > _MOST_RULES:
             raise self._wrong("is too large", "make it smaller")
-        self._count += 1
-        name = f"{self._prefix}r{self._count}"
+        name = f"{self._prefix}r{next(self._numbers)}"
         if body is not None:
             self.lines.append(f"{name}: {body}")
         return name
@@ -193,21 +216,24 @@ class SchemaRules:
             return None
         bases, choices = found
         key = (*map(id, bases), 0, *map(id, choices))
-        if key not in self._rules:
-            name = self._rules[key] = self._new()
-            body = self._body(bases, choices)
-            self.lines.append(f"{name}: {body or self._term(_NOTHING)}")
-            if body is None:
-                self._rules[key] = None
+        if key in self._dead:
+            self._never("what it requires never ends")
+            return None
+        if key in self._rules:
+            name = self._rules[key]
+            self._again |= {name} if name in self._open else set()
+            return name
+        name = self._rules[key] = self._new()
+        self._open.add(name)
+        body = self._body(bases, choices)
+        self._open.remove(name)
+        if body is None and name not in self._again:
+            self._rules[key] = None
+        else:
+            self.lines.append(f"{name}: {body or name}")
         return self._rules[key]
 
     # Schemas into plain ones.
-
-    def _at(self, schema: Schema, parent: Schema, *keys: object) -> Schema:
-        if isinstance(schema, dict):
-            place = self._places.get(id(parent), "#")
-            self._places.setdefault(id(schema), "/".join([place, *map(str, keys)]))
-        return schema
 
     def _keep(self, made: Any, place: str) -> Any:
         self._kept.append(made)
@@ -218,68 +244,77 @@ class SchemaRules:
         bases: dict[int, Any] = {}
         choices: dict[int, _Choice] = {}
         seen: set[int] = set()
-        todo = list(schemas)[::-1]
-        while todo:
-            schema = todo.pop()
-            if schema is True or id(schema) in seen:
-                continue
+
+        def add(schema: Schema, above: frozenset[int] = frozenset()) -> bool:
             if schema is False:
-                self._never("false")
-                return None
+                return False
+            if id(schema) in above:
+                raise self._wrong(f"refers at {self._place(schema)} to itself, which says nothing")
+            if schema is True or id(schema) in seen:
+                return True
             seen.add(id(schema))
             if isinstance(schema, _Choice):
                 choices[id(schema)] = schema
-                continue
+                return True
             base, more = self._plain(schema)
             if base:
                 bases[id(base)] = base
-            todo += more[::-1]
-        return [*bases.values()], [*choices.values()]
+            return all(add(each, above | {id(schema)}) for each in more)
+
+        return ([*bases.values()], [*choices.values()]) if all(map(add, schemas)) else None
 
     def _plain(self, schema: Schema) -> tuple[dict[str, Any], list[Schema]]:
         """Return a schema's own keywords, and what must hold besides."""
-        known = self._plains.get(id(schema))
-        if known is not None:
-            return known  # type: ignore[no-any-return]
-        place = self._places.get(id(schema), "#")
+        if id(schema) in self._plains:
+            return self._plains[id(schema)]
+        place = self._place(schema)
         if not isinstance(schema, dict):
             raise self._wrong(f"holds {str(schema)[:40]!r} at {place}, which is no schema")
         read = self._modern(schema)
         for key, kinds in _KINDS.items():
             value = read.get(key)
             if key in read and (
-                not isinstance(value, kinds) or (value is True and bool not in kinds)
+                not isinstance(value, kinds)
+                or (isinstance(value, bool) and bool not in kinds)
+                or (key[3:] in (*_SIZED, "Contains") and not (value >= 0 and value % 1 == 0))
+                or (key == "multipleOf" and value <= 0)
+                or (key == "required" and not _are_names(value))
+                or (key == "dependentRequired" and not all(map(_are_names, value.values())))
             ):
                 raise self._wrong(f"has a wrong {key!r} at {place}: {str(value)[:40]}")
-        base = {k: v for k, v in read.items() if k in _HELD and _NEVER.get(k) is not v}
+        if any(key in read for key in _REST):
+            self._kept.append(schema)
+            self._plains[id(schema)] = {}, self._closed(schema, read, place)
+            return self._plains[id(schema)]
+        base = {k: v for k, v in read.items() if k in _HELD}
         more: list[Schema] = []
-        if "$ref" in read:
-            more.append(self._target(read["$ref"], place))
-        for key in ("$dynamicRef", "$recursiveRef"):
-            if key in read:
-                more.append(self._target(str(read[key]), place))
-        more += [self._at(each, schema, "allOf", i) for i, each in enumerate(read.get("allOf", ()))]
+        self._tell([schema], *_OLD)
+        more += [self._target(read[key], place) for key in _REFS if key in read]
+        more += read.get("allOf", ())
+        if read.get("format") in _WHOLE_FORMATS and "number" not in read.get("type", ["number"]):
+            low, high = _WHOLE_FORMATS[read["format"]]
+            more.append(self._keep({"minimum": low, "maximum": high}, place))
         for key in ("anyOf", "oneOf"):
             if key in read:
-                for i, each in enumerate(read[key]):
-                    self._at(each, schema, key, i)
-                made = read[key] if key == "anyOf" else self._one_of(schema, read[key])
-                more.append(self._keep(_Choice(made), place))
-        if "not" in read:
-            more.append(self._denied(schema, "not", read["not"], True))
-        if "if" in read and ("then" in read or "else" in read):
-            first = {"allOf": [read["if"], read.get("then", True)]}
-            other = self._denied(schema, "if", read["if"], None)
-            if other is not None:
-                second = {"allOf": [other, read.get("else", True)]}
-                both = [self._keep(first, f"{place}/if"), self._keep(second, f"{place}/else")]
+                made = _Choice(read[key])
+                made.only = schema if key == "oneOf" else None
+                more.append(self._keep(made, place))
+        branches = {"then", "else"} & read.keys()
+        for key in [each for each in ("not", "if") if each in read and (each == "not" or branches)]:
+            denied = self._not(read[key], 0)
+            if denied is None:
+                self._tell([schema], key)
+            elif key == "not":
+                more.append(denied)
+            else:
+                both = [{"allOf": [read["if"], read.get("then", True)]}]
+                both.append({"allOf": [denied, read.get("else", True)]})
+                more.append(self._keep(_Choice(self._keep(each, place) for each in both), place))
+        for key in _NEEDS:
+            for name, needed in read.get(key, {}).items():
+                inner = {"required": needed} if isinstance(needed, list) else needed
+                both = [{"not here": [name]}, {"required": [name], "allOf": [inner]}]
                 more.append(self._keep(_Choice(both), place))
-        for name, needed in read.get("dependentRequired", {}).items():
-            both = [{"not here": [name]}, {"required": [name, *needed]}]
-            more.append(self._keep(_Choice(both), place))
-        for name, needed in read.get("dependentSchemas", {}).items():
-            both = [{"not here": [name]}, {"required": [name], "allOf": [needed]}]
-            more.append(self._keep(_Choice(both), place))
         self._kept += [schema, base]
         self._places[id(base)] = place
         self._plains[id(schema)] = base, more
@@ -296,73 +331,83 @@ class SchemaRules:
             read["prefixItems"] = read.pop("items")
             if "additionalItems" in read:
                 read["items"] = read["additionalItems"]
-        if isinstance(read.get("dependencies"), dict):
-            for name, needed in read["dependencies"].items():
-                key = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
-                read[key] = {**read.get(key, {}), name: needed}
-        if read.get("required") in (True, False):  # draft 3, and OpenAPI's parameters
+        if isinstance(read.get("required"), bool):  # of draft 3, where a member says it
             del read["required"]
-        if not _APPLIED & read.keys():  # nothing else looks at members and items
-            for old, new in (("Properties", "additionalProperties"), ("Items", "items")):
-                if f"unevaluated{old}" in read:
-                    read.setdefault(new, read.pop(f"unevaluated{old}"))
+        members = read.get("properties")
+        if isinstance(members, dict):
+            inner = [(name, each) for name, each in members.items() if isinstance(each, dict)]
+            asked = [name for name, each in inner if each.get("required") is True]
+            if asked and isinstance(read.get("required", asked), list):
+                read["required"] = [*read.get("required", ()), *asked]
         for key in [key for key, value in read.items() if value is None and key in _KINDS]:
             del read[key]  # as serializers write what is not set
-        if isinstance(read.get("type"), list | str):
-            types = [read["type"]] if isinstance(read["type"], str) else read["type"]
+        types = read.get("type")
+        if isinstance(types, list | str):
+            types = [types] if isinstance(types, str) else types
             for name in types:
-                if name not in _TYPES:
-                    place = self._places.get(id(schema), "#")
-                    raise self._wrong(f"has a type {name!r} at {place}", "use JSON's types")
+                if name not in (*_TYPES, "any"):
+                    said = f"has a type {name!r} at {self._place(schema)}"
+                    raise self._wrong(said, "use JSON's types")
+            nullable = read.get("nullable") is True  # of OpenAPI 3.0
+            read["type"] = [*types, "null"] if nullable else types
+            if "any" in types:  # of draft 3
+                del read["type"]
         return read
 
     def _target(self, ref: str, place: str) -> Schema:
-        if not ref.startswith("#"):
-            found = self._named_by("$id", ref)
-            if found is None:
-                raise self._wrong(
-                    f"refers to {ref!r} at {place}, and the server does not fetch schemas",
-                    "put it in $defs",
-                )
-            return found
-        at: Any = self._root
-        if ref[1:2] not in ("", "/"):
-            at = self._named_by("$anchor", ref[1:])
-            at = self._named_by("$dynamicAnchor", ref[1:]) if at is None else at
-        else:
-            for step in ref[2:].split("/") if ref[2:] else ():
-                step = unquote(step).replace("~1", "/").replace("~0", "~")
-                if isinstance(at, list) and step.isdigit() and int(step) < len(at):
-                    at = at[int(step)]
-                else:
-                    at = at.get(step) if isinstance(at, dict) else None
+        base, _, fragment = ref.partition("#")
+        at: Any = self._named_by(("$id", "id"), base) if base else self._root
+        if at is None:
+            said = f"refers to {ref!r} at {place}, and the server does not fetch schemas"
+            raise self._wrong(said, "put it in $defs")
+        if fragment and not fragment.startswith("/"):
+            at = self._named_by(("$anchor", "$dynamicAnchor"), fragment)
+            at = self._named_by(("$id", "id"), f"#{fragment}") if at is None else at
+        for step in fragment.split("/")[1:]:
+            step = unquote(step).replace("~1", "/").replace("~0", "~")
+            if isinstance(at, list) and step.isdigit() and int(step) < len(at):
+                at = at[int(step)]
+            else:
+                at = at.get(step) if isinstance(at, dict) else None
         if not isinstance(at, _SCHEMA):
             raise self._wrong(f"has a $ref at {place} to {ref!r}, which is not there")
-        if isinstance(at, dict):
-            self._places.setdefault(id(at), ref)
         return at
 
-    def _named_by(self, key: str, name: str) -> Schema | None:
-        todo: list[Any] = [self._root]
-        while todo:
-            at = todo.pop()
-            if isinstance(at, dict):
-                if at.get(key) == name:
-                    return at
-                todo += at.values()
-            elif isinstance(at, list):
-                todo += at
-        return None
+    def _named_by(self, keys: Sequence[str], name: str) -> Schema | None:
+        return next((at for at, _ in self._objects if any(at.get(k) == name for k in keys)), None)
+
+    def _closed(self, schema: Schema, read: dict[str, Any], place: str) -> list[Schema]:
+        # What holds where it says of members or items what those may be that no other keyword has
+        # looked at: that differs with the ways to go, so that each has a schema of its own.
+        rest = {key: read.pop(key) for key in _REST if key in read}
+        found = self._flat([self._keep(read, place)])
+        if found is None:
+            return [False]
+        bases, choices = found
+        if choices:
+            both, ways = [*bases, *choices[1:]], self._ways(choices[0])
+            sizes = range(1, len(ways) + 1 if len(ways) < 5 else 2)
+            chosen = [each for size in sizes for each in combinations(ways, size)]
+            pairs = combinations(ways, 2)  # each that holds has looked
+            if len(sizes) < len(ways) and not all(self._disjoint(a, b, 0) for a, b in pairs):
+                self._tell([schema], *rest)
+            made = [self._keep({"allOf": [*both, *each], **rest}, place) for each in chosen]
+            return [self._keep(_Choice(made), place)]
+        out: dict[str, Any] = {}
+        looked = [base for base in bases if "aside" not in base]
+        if _REST[0] in rest and not any("additionalProperties" in base for base in looked):
+            for key in ("properties", "patternProperties"):
+                out[key] = {name: True for base in looked for name in base.get(key, ())}
+            out["additionalProperties"] = rest[_REST[0]]
+        if _REST[1] in rest and not any("items" in base for base in looked):
+            if any("contains" in base for base in looked):
+                self._tell([schema], _REST[1])
+            else:
+                most = max((len(base.get("prefixItems", ())) for base in looked), default=0)
+                out |= {"prefixItems": [True] * most, "items": rest[_REST[1]]}
+        return [*bases, self._keep(out, place)]
 
     # What may not be.
-
-    def _denied(self, schema: Schema, keyword: str, inner: Schema, otherwise: Any) -> Schema:
-        self._at(inner, schema, keyword)
-        made = self._not(inner, 0)
-        if made is None:
-            self._tell(schema, keyword)
-            return otherwise
-        return made
 
     def _not(self, schema: Schema, depth: int) -> Schema | None:
         """Return a schema of all that does not validate; None if none is known."""
@@ -371,11 +416,11 @@ class SchemaRules:
         if depth > 8:
             return None
         base, more = self._plain(schema)
-        place = self._places.get(id(schema), "#")
         out: list[Schema] = []
         for each in more:
             if isinstance(each, _Choice):
-                inner = [self._not(one, depth + 1) for one in each]
+                ways = [None] if each.open else self._ways(each)
+                inner = [one if one is None else self._not(one, depth + 1) for one in ways]
                 denied: Schema = None if None in inner else {"allOf": inner}
             else:
                 denied = self._not(each, depth + 1)
@@ -387,11 +432,13 @@ class SchemaRules:
             if made is None:
                 return None
             out += made
-        return self._keep({"anyOf": out}, place) if out else False
+        return self._keep({"anyOf": out}, self._place(schema)) if out else False
 
     def _not_keyword(self, key: str, value: Any, depth: int) -> list[Schema] | None:
         if key in ("enum", "const"):
-            return [{"not in": value if key == "enum" else [value]}]
+            values = value if key == "enum" else [value]
+            plain = not any(isinstance(each, list | dict) for each in values)
+            return [{"not in": values}] if plain else None
         if key == "type":
             types = {value} if isinstance(value, str) else set(value)
             types |= {"integer"} if "number" in types else set()
@@ -403,18 +450,14 @@ class SchemaRules:
             return [{"type": "object", "required": [name]} for name in value]
         if key in ("pattern", "not pattern"):
             other = "not pattern" if key == "pattern" else "pattern"
-            return [{"type": "string", other: value}]
+            return [{"type": "string", other: value}] if _is_said(value) else None
         if key == "not in":
             return [{"enum": value}]
-        sides = {"minimum": "exclusiveMaximum", "maximum": "exclusiveMinimum"}
-        sides |= {other: side for side, other in sides.items()}
-        if key in sides:
-            return [{"type": "number", sides[key]: value}]
-        for short, kind in (("Length", "string"), ("Items", "array"), ("Properties", "object")):
-            if key == f"max{short}":
-                return [{"type": kind, f"min{short}": value + 1}]
-            if key == f"min{short}":
-                return [{"type": kind, f"max{short}": value - 1}] if value else []
+        if key in _SIDES:
+            return [{"type": "number", _SIDES[key]: value}]
+        if key[3:] in _SIZED:
+            other, change = (f"min{key[3:]}", 1) if key[:3] == "max" else (f"max{key[3:]}", -1)
+            return [{"type": _SIZED[key[3:]], other: value + change}] if value + change >= 0 else []
         if key == "properties":
             out: list[Schema] = []
             for name, inner in value.items():
@@ -423,62 +466,54 @@ class SchemaRules:
                     return None
                 if denied is not False:
                     one = {"type": "object", "required": [name], "properties": {name: denied}}
-                    out.append(one)
+                    out.append(one | {"aside": True})  # what is denied has looked at nothing
             return out
-        return [] if key in ("dependentRequired", "dependentSchemas") else None
+        return [] if key == "aside" else None
 
-    def _one_of(self, schema: Schema, branches: list[Schema]) -> list[Schema]:
-        # Those that exclude each other, or each without the others.
-        out = []
-        for i, each in enumerate(branches):
-            parts = [each]
-            for k, other in enumerate(branches):
-                if k != i and not self._disjoint(each, other, 0):
-                    denied = self._not(other, 0)
-                    if denied is None:
-                        self._tell(schema, "oneOf")
-                        return branches
-                    parts.append(denied)
-            out.append(each if len(parts) == 1 else {"allOf": parts})
-        return out
+    def _ways(self, choice: _Choice) -> list[Schema]:
+        # Those of which any may hold: if just one must, each without the others.
+        if choice.only is None:
+            return choice
+        if choice.ways is None:
+            choice.open = True
+            choice.ways = [self._alone(each, i, choice) for i, each in enumerate(choice)]
+            choice.open = False
+            if None in choice.ways:
+                self._tell([choice.only], "oneOf")
+                choice.ways = choice
+        return choice.ways
+
+    def _alone(self, schema: Schema, place: int, choice: _Choice) -> Schema | None:
+        # One without the others, as far as these do not exclude it; None if that is not known.
+        others = [*choice[:place], *choice[place + 1 :]]
+        denied = [self._not(each, 0) for each in others if not self._disjoint(schema, each, 0)]
+        if None in denied:
+            return None
+        made = {"allOf": [schema, *denied]}
+        return self._keep(made, self._place(schema)) if denied else schema
 
     def _disjoint(self, first: Schema, second: Schema, depth: int) -> bool:
-        if first is False or second is False:
+        found, other = self._flat([first]), self._flat([second])
+        if found is None or other is None:
             return True
-        if first is True or second is True or depth > 4:
+        (one, ways), (two, others) = found, other
+        if depth > 4 or [*map(id, [*one, *ways])] == [*map(id, [*two, *others])]:
             return False
-        sides = []
-        for schema in (first, second):
-            found = self._flat([schema])
-            if found is None:
-                return True
-            if not found[0] and found[1]:
-                other = second if schema is first else first
-                return all(self._disjoint(each, other, depth + 1) for each in found[1][0])
-            sides.append(found[0])
-        one, two = sides
-        values = [self._values(side) for side in sides]
-        for own, other in ((values[0], two), (values[1], one)):
-            if own is not None and not any(self._fits(each, other) for each in own):
+        if ways and not one:
+            return all(self._disjoint(each, second, depth + 1) for each in ways[0])
+        if others and not two:
+            return all(self._disjoint(first, each, depth + 1) for each in others[0])
+        for own, side in ((self._values(one), two), (self._values(two), one)):
+            if own is not None and not any(self._fits(each, side) for each in own):
                 return True
         types = self._types(one) & self._types(two)
-        if types - {"object"}:
-            return False
-        if not types:
-            return True
-        for name in {n for b in one for n in b.get("required", ())}:
-            if any(name in b.get("required", ()) for b in two) and any(
-                self._disjoint(a, b, depth + 1)
-                for a in self._members(one, name)
-                for b in self._members(two, name)
-            ):
-                return True
-            if any(each is False for each in self._members(two, name)):
-                return True
+        if not types or types - {"object"}:
+            return not types
         return any(
-            each is False
-            for name in {n for b in two for n in b.get("required", ())}
-            for each in self._members(one, name)
+            self._disjoint(a, b, depth + 1)
+            for name in dict.fromkeys(n for base in [*one, *two] for n in base.get("required", ()))
+            for a in [True, *self._members(one, name)]
+            for b in [True, *self._members(two, name)]
         )
 
     # Rules.
@@ -486,7 +521,7 @@ class SchemaRules:
     def _body(self, bases: list[Any], choices: list[_Choice]) -> str | None:
         if choices:
             first, *others = choices
-            made = [self._rule([*bases, *others, each]) for each in first]
+            made = [self._rule([*bases, *others, each]) for each in self._ways(first)]
             found = [each for each in dict.fromkeys(made) if each is not None]
             return " | ".join(found) or None
         values = self._values(bases)
@@ -498,12 +533,11 @@ class SchemaRules:
         types = self._types(bases)
         if "number" in types or any(base.get("not whole") for base in bases):
             types.discard("integer")
-        made = [
-            self._number(bases, kind) if kind in ("integer", "number") else
-            getattr(self, f"_{kind}")(bases)
-            for kind in _TYPES
-            if kind in types
-        ]  # fmt: skip
+        words = [each for each in (None, True, False) if self._fits(each, bases)]
+        made = [self._literals(words) if words else None]
+        made += [self._number(bases, kind) for kind in _NUMBERS if kind in types]
+        makers = {"string": self._string, "array": self._array, "object": self._object}
+        made += [maker(bases) for kind, maker in makers.items() if kind in types]
         return " | ".join(each for each in made if each is not None) or None
 
     def _types(self, bases: Sequence[Any]) -> set[str]:
@@ -518,12 +552,10 @@ class SchemaRules:
         return types
 
     def _values(self, bases: Sequence[Any]) -> list[Any] | None:
-        for base in bases:
-            if "const" in base:
-                return [base["const"]]
-        for base in bases:
-            if "enum" in base:
-                return list(base["enum"])
+        for key in ("const", "enum"):
+            for base in bases:
+                if key in base:
+                    return [base[key]] if key == "const" else list(base[key])
         return None
 
     def _fits(self, value: Any, bases: Sequence[Any]) -> bool:
@@ -531,49 +563,40 @@ class SchemaRules:
         kind = _kind(value)
         if kind not in self._types(bases):
             return False
+        parts: Iterable[tuple[Any, list[Schema]]] = ()
+        if kind == "object":
+            parts = ((each, self._members(bases, name)) for name, each in value.items())
+        elif kind == "array":
+            parts = ((each, self._items(bases, i)) for i, each in enumerate(value))
+        if not all(self._valid(each, schema) for each, schemas in parts for schema in schemas):
+            return False
         for base in bases:
             for key, rule in base.items():
-                if key == "enum":
-                    good = any(_same(value, each) for each in rule)
-                elif key == "const":
-                    good = _same(value, rule)
-                elif key == "not in":
-                    good = not any(_same(value, each) for each in rule)
-                elif key in ("pattern", "not pattern") and kind == "string":
-                    try:
-                        good = patterns.is_found(rule, value) == (key == "pattern")
-                    except Untranslated:
-                        good = True
-                elif key in _COMPARED and kind in ("integer", "number"):
-                    good = _COMPARED[key](_exact(value), _exact(rule))
-                elif key in ("minLength", "minItems", "minProperties"):
-                    good = _SIZED[key[3:]] != kind or len(value) >= rule
-                elif key in ("maxLength", "maxItems", "maxProperties"):
-                    good = _SIZED[key[3:]] != kind or len(value) <= rule
-                elif key == "not whole":
-                    good = kind != "integer"
-                elif key == "required" and kind == "object":
-                    good = set(rule) <= set(value)
-                elif key == "not here" and kind == "object":
-                    good = not set(rule) & set(value)
-                elif key == "properties" and kind == "object":
-                    good = all(self._valid(value[n], s) for n, s in rule.items() if n in value)
-                elif key == "items" and kind == "array":
-                    behind = value[len(base.get("prefixItems", ())) :]
-                    good = all(self._valid(each, rule) for each in behind)
-                else:
-                    good = True
-                if not good:
+                kinds, holds = _TESTS.get(key, ("", None))
+                if holds is not None and kind in (kinds or kind) and not holds(value, rule):
+                    return False
+            if kind == "string" and {"pattern", "not pattern", "format"} & base.keys():
+                content = self._content([base])
+                if content is None or not self._is_in(value, content):
+                    return False
+            if kind == "array" and "contains" in base:
+                hits = sum(self._valid(each, base["contains"]) for each in value)
+                if not base.get("minContains", 1) <= hits <= base.get("maxContains", hits):
                     return False
         return True
 
+    def _is_in(self, text: str, expression: str) -> bool:
+        return not self._is_empty(f"(/(?:{patterns.literal(text)})/ & {expression})")
+
     def _valid(self, value: Any, schema: Schema) -> bool:
         found = self._flat([schema])
-        return (
-            found is not None
-            and self._fits(value, found[0])
-            and all(any(self._valid(value, each) for each in choice) for choice in found[1])
-        )
+        if found is None or not self._fits(value, found[0]):
+            return False
+        for choice in found[1]:
+            hits = sum(self._valid(value, each) for each in choice)
+            if not hits or (hits > 1 and choice.only is not None):
+                return False
+        return True
 
     def _literals(self, values: Sequence[Any]) -> str:
         texts = [f"(?:{patterns.literal(v)})" for v in values if isinstance(v, str)]
@@ -599,59 +622,38 @@ class SchemaRules:
         # The beginning, the end, and what stands between two parts.
         begin, end = (r"\[", r"\]") if kind == "array" else (r"\{", r"\}")
         comma, _, inside = self._style
-        ways = f"/{begin}{inside}/", f"/{inside}{end}/", f"/{comma}/"
-        return self._term(ways[0]), self._term(ways[1]), self._term(ways[2])
+        first, last = self._term(f"/{begin}{inside}/"), self._term(f"/{inside}{end}/")
+        return first, last, self._term(f"/{comma}/")
 
     def _key(self, name: str) -> str:
         return self._term(f'/"{patterns.literal(name)}"{self._style.colon}/')
 
-    def _null(self, bases: Sequence[Any]) -> str | None:
-        return self._term('"null"') if self._fits(None, bases) else None
-
-    def _boolean(self, bases: Sequence[Any]) -> str | None:
-        found = [f'"{json.dumps(each)}"' for each in (True, False) if self._fits(each, bases)]
-        return self._term(" | ".join(found)) if found else None
-
     def _number(self, bases: Sequence[Any], kind: str) -> str | None:
-        low = high = None
-        steps: list[Decimal] = []
-        for base in bases:
-            for key in ("minimum", "exclusiveMinimum"):
-                if key in base:
-                    low = _inner(low, Bound(_exact(base[key]), key != "minimum"), 1)
-            for key in ("maximum", "exclusiveMaximum"):
-                if key in base:
-                    high = _inner(high, Bound(_exact(base[key]), key != "maximum"), -1)
-            if "multipleOf" in base:
-                if base["multipleOf"] <= 0:
-                    raise self._wrong("has a multipleOf that is not above 0")
-                steps.append(_exact(base["multipleOf"]))
-            form = base.get("format")
-            if kind == "integer" and form in _WHOLE_FORMATS:
-                ends = [Bound(Decimal(end)) for end in _WHOLE_FORMATS[form]]
-                low, high = _inner(low, ends[0], 1), _inner(high, ends[1], -1)
+        ends: list[list[Bound]] = []
+        for key in ("minimum", "maximum"):
+            other = f"exclusive{key.title()}"
+            given = [Bound(_exact(base[key])) for base in bases if key in base]
+            given += [Bound(_exact(base[other]), True) for base in bases if other in base]
+            ends.append(given)
+        low = max(ends[0], default=None, key=lambda bound: (bound.value, bound.strict))
+        high = min(ends[1], default=None, key=lambda bound: (bound.value, not bound.strict))
+        steps = [_exact(base["multipleOf"]) for base in bases if "multipleOf" in base]
         made: str | None
-        places = None
+        places, zeros = None, ""
         if kind == "number" and steps:
-            one = len(steps) == 1 and steps[0].normalize()
-            _, digits, exponent = one.as_tuple() if one else (0, (), 0)
-            assert isinstance(exponent, int)
-            if digits == (1,) and exponent <= 0:
-                places = -exponent
+            one = steps[0].normalize() if len(steps) == 1 else Decimal(0)
+            if one.as_tuple().digits == (1,) and one <= 1:
+                places = -one.adjusted()
             elif all(step == int(step) for step in steps):
-                kind = "integer"
+                kind, zeros = "integer", r" /(?:\.0+)?/"
             else:
-                for base in bases:
-                    if "multipleOf" in base:
-                        self._tell(base, "multipleOf")
+                self._tell(bases, "multipleOf")
         if kind == "integer":
             step = lcm(*(each.as_integer_ratio()[0] for each in steps))
             try:
                 made = numbers.integer(low, high, step)
             except NotImplementedError:
-                for base in bases:
-                    if "multipleOf" in base:
-                        self._tell(base, "multipleOf")
+                self._tell(bases, "multipleOf")
                 made = numbers.integer(low, high)
         else:
             made = numbers.decimal(low, high, places)
@@ -659,6 +661,7 @@ class SchemaRules:
             least, most = (None if bound is None else bound.value for bound in (low, high))
             self._never(f"no number lies between minimum {least} and maximum {most}")
             return None
+        made = f"({made}{zeros})" if zeros else made
         if any(base.get("not whole") for base in bases):
             made = rf"({made} & ~/-?[0-9]+(?:\.0+)?/ & ~/(?s:.)*[eE](?s:.)*/)"
         for base in bases:
@@ -674,140 +677,122 @@ class SchemaRules:
             return None
         return (self._some if " & " in content else self._term)(f'/"/ {content} /"/')
 
+    def _sizes(self, bases: Sequence[Any], what: str, far: int) -> tuple[int, int]:
+        least = max((int(base.get(f"min{what}", 0)) for base in bases), default=0)
+        most = min((int(base.get(f"max{what}", far)) for base in bases), default=far)
+        if least > most:
+            self._never(f"min{what} {least} is above max{what} {most}")
+        return least, most
+
     def _content(self, bases: Sequence[Any]) -> str | None:
         # What stands between quotes.
-        least = max((int(b.get("minLength", 0)) for b in bases), default=0)
-        most = min((int(b["maxLength"]) for b in bases if "maxLength" in b), default=_LONG)
+        least, most = self._sizes(bases, "Length", _LONG)
         if least > most:
-            self._never(f"minLength {least} is above maxLength {most}")
             return None
         parts = [f"/{CHAR}{{{least},{'' if most >= _LONG else most}}}/"]
         for base in bases:
             for key, sign in (("pattern", ""), ("not pattern", "~")):
-                if key in base:
-                    try:
-                        parts.append(f"{sign}{terminal(base[key])}")
-                    except Untranslated:
-                        self._tell(base, key)
-            if base.get("format") in _FORMATS and base["format"]:
+                if key in base and _is_said(base[key]):
+                    parts.append(f"{sign}{terminal(base[key])}")
+                elif key in base:
+                    self._tell([base], key)
+            if base.get("format") in _FORMATS:
                 parts.append(terminal(_FORMATS[base["format"]], whole=True))
             denied = [each for each in base.get("not in", ()) if isinstance(each, str)]
             if denied:
-                parts.append(f"~/{'|'.join(map(patterns.literal, denied))}/")
+                parts.append(f"~/(?:{'|'.join(map(patterns.literal, denied))})/")
         return f"({' & '.join(parts)})"
 
     def _array(self, bases: Sequence[Any]) -> str | None:
         begin, end, comma = self._brackets("array")
-        least = max((int(b.get("minItems", 0)) for b in bases), default=0)
-        most = min((int(b["maxItems"]) for b in bases if "maxItems" in b), default=_FAR)
+        least, most = self._sizes(bases, "Items", _FAR)
         first = max((len(b.get("prefixItems", ())) for b in bases), default=0)
-        if least > most:
-            self._never(f"minItems {least} is above maxItems {most}")
-            return None
-        placed = [self._item(bases, i) for i in range(min(first, most))]
-        item = self._item(bases, first) if most > first else None
-        for i, each in enumerate([*placed, item]):
-            if each is None:
-                most = min(most, i)
+        placed: list[str] = []
+        item = None
+        while len(placed) < min(first + 1, most):  # the last one is like all behind it
+            item = self._rule(self._items(bases, len(placed)))
+            if item is None:
+                most = len(placed)
                 break
+            placed.append(item)
         if least > most:
             self._never("there are too few items")
             return None
+        if most > 1:
+            self._tell([base for base in bases if base.get("uniqueItems")], "uniqueItems")
+        self._tell([base for base in bases if "contains" in base], "maxContains")
         hits = [b for b in bases if "contains" in b and b.get("minContains") != 0]
-        unique = [b for b in bases if b.get("uniqueItems")]
-        if unique and most > 1:
-            self._tell(unique[0], "uniqueItems")
-        for base in bases:
-            if "maxContains" in base and "contains" in base:
-                self._tell(base, "maxContains")
         if hits:
-            hit = self._rule(
-                [*self._items(bases, 0), self._at(hits[0]["contains"], hits[0], "contains")]
-            )
-            free = not placed and most >= _FAR and least <= 1 and len(hits) == 1
+            hit = self._rule([*self._items(bases, 0), hits[0]["contains"]])
             if hit is None:
                 self._never("no item is what contains asks for")
                 return None
+            free = not first and most >= _FAR and least <= 1 and len(hits) == 1
             if free and hits[0].get("minContains", 1) == 1:
-                some = f"({item} {comma})* {hit} ({comma} {item})*" if item else hit
-                return f"{begin} {some} {end}"
-            self._tell(hits[0], "contains")
-        tail = ""
-        if most > first and item is not None:
-            behind: int | str = "" if most >= _FAR else most - first
-            low = max(least - first, 0)
-            if not placed:
-                rest = behind if isinstance(behind, str) else behind - 1
-                many = f"{item} ({comma} {item}){{{max(low - 1, 0)},{rest}}}"
-                return (
-                    f"{begin} {end} | {begin} {many} {end}"
-                    if not least
-                    else f"{begin} {many} {end}"
-                )
-            tail = f"({comma} {item}){{{low},{behind}}}"
-        for i in range(min(len(placed), most) - 1, -1, -1):
+                return f"{begin} ({item} {comma})* {hit} ({comma} {item})* {end}"
+            self._tell(hits, "contains")
+        more = "" if most >= _FAR else most - len(placed)
+        many = f"({comma} {item}){{{max(least - len(placed), 0)},{more}}}"
+        tail = many if most > len(placed) else ""
+        for i in range(len(placed) - 1, -1, -1):
             here = f"{comma if i else ''} {placed[i]} {tail}".strip()
             tail = here if i < least else f"({here})?"
         return f"{begin} {tail} {end}"
 
-    def _item(self, bases: Sequence[Any], place: int) -> str | None:
-        return self._rule(self._items(bases, place))
-
     def _items(self, bases: Sequence[Any], place: int) -> list[Schema]:
         out = []
-        held = False
         for base in bases:
             before = base.get("prefixItems", ())
             if place < len(before):
-                out.append(self._at(before[place], base, "prefixItems", place))
-                held = True
+                out.append(before[place])
             elif "items" in base:
-                out.append(self._at(base["items"], base, "items"))
-                held = True
-        if not held:
-            out += [b["unevaluatedItems"] for b in bases if "unevaluatedItems" in b]
+                out.append(base["items"])
         return out
 
     def _members(self, bases: Sequence[Any], name: str) -> list[Schema]:
         # The schemas of a member of this name.
+        known = {pattern for base in bases for pattern in base.get("patternProperties", ())}
+        found = {each for each in known if _is_said(each) and self._is_in(name, terminal(each))}
+        out = self._inner(bases, found, name)
+        for base in bases:
+            if name in base.get("not here", ()) or (
+                "propertyNames" in base and not self._valid(name, base["propertyNames"])
+            ):
+                out.append(False)
+        return out
+
+    def _inner(
+        self, bases: Sequence[Any], found: Collection[str], name: str | None = None
+    ) -> list[Schema]:
+        # The schemas of members in whose names these patterns are found.
         out: list[Schema] = []
         for base in bases:
-            own: list[Schema] = []
-            if name in base.get("properties", {}):
-                own.append(self._at(base["properties"][name], base, "properties", name))
-            for pattern, inner in base.get("patternProperties", {}).items():
-                try:
-                    if patterns.is_found(pattern, name):
-                        own.append(self._at(inner, base, "patternProperties", pattern))
-                except Untranslated:
-                    self._tell(base, "patternProperties")
+            own = [
+                inner
+                for pattern, inner in base.get("patternProperties", {}).items()
+                if pattern in found
+            ]
+            if name in base.get("properties", ()):
+                own.append(base["properties"][name])
             if not own and "additionalProperties" in base:
-                own.append(self._at(base["additionalProperties"], base, "additionalProperties"))
-            if name in base.get("not here", ()):
-                own.append(False)
-            if "propertyNames" in base and not self._valid(name, base["propertyNames"]):
-                own.append(False)
+                own.append(base["additionalProperties"])
             out += own
-        if not out:
-            out += [b["unevaluatedProperties"] for b in bases if "unevaluatedProperties" in b]
         return out
 
     def _object(self, bases: Sequence[Any]) -> str | None:
-        begin, end, comma = self._brackets("object")
+        begin = self._brackets("object")[0]
         needed = {name: None for base in bases for name in base.get("required", ())}
         names = {name: None for base in bases for name in base.get("properties", {})} | needed
         closed = False
         for base in bases:
             if "propertyNames" in base:
-                found = self._flat([self._at(base["propertyNames"], base, "propertyNames")])
+                found = self._flat([base["propertyNames"]])
                 listed = None if found is None or found[1] else self._values(found[0])
                 if listed is not None:
                     closed = True
                     names |= {each: None for each in listed if isinstance(each, str)}
         members: list[tuple[str, bool]] = []
         for name in names:
-            if not isinstance(name, str):
-                raise self._wrong("has names in required that are no texts")
             rule = self._rule(self._members(bases, name))
             if rule is None and name in needed:
                 self._never(f"the member {name!r} is required and cannot be")
@@ -815,43 +800,32 @@ class SchemaRules:
             if rule is not None:
                 members.append((f"{self._key(name)} {rule}", name in needed))
         extra = None if closed else self._extra(bases, list(names))
-        least = max((int(b.get("minProperties", 0)) for b in bases), default=0)
-        most = min((int(b["maxProperties"]) for b in bases if "maxProperties" in b), default=_FAR)
-        if len(needed) > most or (extra is None and len(members) < least):
+        least, most = self._sizes(bases, "Properties", _FAR)
+        if max(least, len(needed)) > most or (extra is None and len(members) < least):
             self._never(f"minProperties {least}, maxProperties {most}")
             return None
         if extra is None:
             most = most if most < len(members) else _FAR
         if max(least, most % _FAR) * max(len(members), 10) > 4000:
-            for base in bases:
-                for key in ("minProperties", "maxProperties"):
-                    if key in base:
-                        self._tell(base, key)
+            self._tell(bases, "minProperties", "maxProperties")
             least, most = 0, _FAR
-        if least > 1 and extra is not None:  # a name that is said twice counts twice
-            self._tell(next(b for b in bases if b.get("minProperties") == least), "minProperties")
-        return f"{begin} {self._row(members, extra, (least, most), comma, end)}"
+        if least > len(needed) + 1 and extra is not None:  # a name may be said twice
+            self._tell(bases, "minProperties")
+        return f"{begin} {self._row(members, extra, least, most)}"
 
     def _row(
-        self,
-        members: Sequence[tuple[str, bool]],
-        extra: str | None,
-        bounds: tuple[int, int],
-        comma: str,
-        end: str,
+        self, members: Sequence[tuple[str, bool]], extra: str | None, least: int, most: int
     ) -> str:
         # A rule for each place among the members, and for how many were said, as far as that
         # counts. Only what leads to an end is said.
-        least, most = bounds
+        _, end, comma = self._brackets("object")
         counted = max(least, most if most < _FAR else 1)
         names: dict[tuple[int, int], str] = {}
         todo: list[tuple[int, int]] = []
+        owed = [*accumulate((must for _, must in reversed(members)), initial=0)][::-1]
 
         def way(place: int, said: int, before: str = "") -> list[str]:
-            left = members[place:]
-            if said + sum(must for _, must in left) > most or (
-                extra is None and said + len(left) < least
-            ):
+            if said + owed[place] > most or (extra is None and said + len(members) - place < least):
                 return []
             if (place, said) not in names:
                 names[place, said] = self._new()
@@ -877,62 +851,77 @@ class SchemaRules:
     def _extra(self, bases: Sequence[Any], names: Sequence[str]) -> str | None:
         # A rule of members that no schema names.
         known = list({p: None for base in bases for p in base.get("patternProperties", {})})
-        usable = {}
-        for pattern in known[:4]:
-            with suppress(Untranslated):
-                usable[pattern] = terminal(pattern)
+        usable = {pattern: terminal(pattern) for pattern in known[:4] if _is_said(pattern)}
         if len(usable) < len(known):
-            for base in bases:
-                if "patternProperties" in base:
-                    self._tell(base, "patternProperties")
+            self._tell(bases, "patternProperties")
         names = [*names, *(n for base in bases for n in base.get("not here", ()))]
-        asked = [
-            self._at(b["propertyNames"], b, "propertyNames") for b in bases if "propertyNames" in b
-        ]
-        found = self._flat([*asked])
+        asked = [base["propertyNames"] for base in bases if "propertyNames" in base]
+        found = self._flat([{"type": "string"}, *asked])
         content = None if found is None else self._content(found[0])
-        if found is None or content is None:
+        if found is None or content is None or not self._types(found[0]):
             return None
-        if found[1] or any("string" not in self._types([b]) for b in found[0]):
-            self._tell(next(b for b in bases if "propertyNames" in b), "propertyNames")
+        if found[1]:
+            self._tell(bases, "propertyNames")
         ways = []
         for size in range(len(usable) + 1):
             for chosen in combinations(usable, size):
-                subs: list[Schema] = []
-                for base in bases:
-                    own = [
-                        self._at(inner, base, "patternProperties", pattern)
-                        for pattern, inner in base.get("patternProperties", {}).items()
-                        if pattern in chosen
-                    ]
-                    if not own and "additionalProperties" in base:
-                        inner = base["additionalProperties"]
-                        own.append(self._at(inner, base, "additionalProperties"))
-                    subs += own
-                if not subs and not chosen:
-                    subs = [
-                        b["unevaluatedProperties"] for b in bases if "unevaluatedProperties" in b
-                    ]
-                rule = self._rule(subs)
+                rule = self._rule(self._inner(bases, chosen))
                 if rule is None:
                     continue
                 parts = [content, *(usable[p] for p in chosen)]
                 parts += [f"~{usable[p]}" for p in usable if p not in chosen]
                 if names:
-                    parts.append(f"~/{'|'.join(map(patterns.literal, names))}/")
+                    parts.append(f"~/(?:{'|'.join(map(patterns.literal, names))})/")
                 key = self._some(f'/"/ ({" & ".join(parts)}) /"{self._style.colon}/')
                 ways += [] if key is None else [f"{key} {rule}"]
         return self._new(" | ".join(ways)) if ways else None
 
 
 _SIZED = {"Length": "string", "Items": "array", "Properties": "object"}
-_COMPARED: dict[str, Callable[[Decimal, Decimal], bool]] = {
-    "minimum": operator.ge,
-    "maximum": operator.le,
-    "exclusiveMinimum": operator.gt,
-    "exclusiveMaximum": operator.lt,
-    "multipleOf": lambda value, step: not value % step,
+_SIDES = {"minimum": "exclusiveMaximum", "maximum": "exclusiveMinimum"}
+_SIDES |= {other: side for side, other in _SIDES.items()}
+_NUMBERS = ("integer", "number")
+# Keywords that are true or false of a value: kinds of values that they look at, and how.
+_TESTS: dict[str, tuple[str | tuple[str, ...], Callable[[Any, Any], bool]]] = {
+    "enum": ("", lambda value, rule: any(_same(value, each) for each in rule)),
+    "const": ("", lambda value, rule: _same(value, rule)),
+    "not in": ("", lambda value, rule: not any(_same(value, each) for each in rule)),
+    "minimum": (_NUMBERS, lambda value, rule: _exact(value) >= _exact(rule)),
+    "maximum": (_NUMBERS, lambda value, rule: _exact(value) <= _exact(rule)),
+    "exclusiveMinimum": (_NUMBERS, lambda value, rule: _exact(value) > _exact(rule)),
+    "exclusiveMaximum": (_NUMBERS, lambda value, rule: _exact(value) < _exact(rule)),
+    "multipleOf": (_NUMBERS, lambda value, rule: not Fraction(str(value)) % Fraction(str(rule))),
+    "not whole": (("integer",), lambda value, rule: False),
+    "required": (("object",), lambda value, rule: set(rule) <= set(value)),
+    "not here": (("object",), lambda value, rule: set(rule).isdisjoint(value)),
+    "uniqueItems": (
+        ("array",),
+        lambda value, rule: not (rule and any(starmap(_same, combinations(value, 2)))),
+    ),
 }
+for _what, _of in _SIZED.items():
+    _TESTS[f"min{_what}"] = (_of,), lambda value, rule: len(value) >= rule
+    _TESTS[f"max{_what}"] = (_of,), lambda value, rule: len(value) <= rule
+
+
+def _objects(schema: Schema, place: str = "#") -> Iterator[tuple[dict[str, Any], str]]:
+    # All that are in a schema, and their JSON pointers.
+    if isinstance(schema, dict):
+        yield schema, place
+    parts = enumerate(schema) if isinstance(schema, list) else ()
+    for key, each in schema.items() if isinstance(schema, dict) else parts:
+        yield from _objects(each, f"{place}/{str(key).replace('~', '~0').replace('/', '~1')}")
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_said(pattern: str) -> bool:
+    # Whether a grammar can say a pattern.
+    with suppress(Untranslated):
+        return bool(terminal(pattern))
+    return False
 
 
 def _exact(value: Any) -> Decimal:
@@ -958,10 +947,3 @@ def _same(first: Any, second: Any) -> bool:
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         return first.keys() == second.keys() and all(_same(v, second[k]) for k, v in first.items())
     return bool(first == second)
-
-
-def _inner(old: Bound | None, new: Bound, sign: int) -> Bound:
-    # The narrower of two bounds of one side.
-    if old is None:
-        return new
-    return max(old, new, key=lambda bound: (sign * bound.value, bound.strict))
