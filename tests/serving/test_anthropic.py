@@ -90,6 +90,47 @@ def test_why_an_answer_ended(extra: Json, stopped: tuple[str, str | None]) -> No
     assert "brown" not in answer["content"][0]["text"] or not extra
 
 
+def test_an_answer_that_fills_the_context_says_so() -> None:
+    body = USER | {"max_tokens": 5000, "ignore_eos": True, "temperature": 0}
+    answer = run(lambda c: c.ask(PATH, body))
+    assert answer["stop_reason"] == "model_context_window_exceeded"
+    assert sum(answer["usage"][name] for name in ("input_tokens", "output_tokens")) == 400
+
+
+def test_a_call_that_was_cut_is_none() -> None:
+    said = SAID.replace("1}", '1, "b": 22, "c": 333}')
+    body = USER | {"tools": TOOLS, "temperature": 0}
+
+    async def asks(client: Client) -> None:
+        whole = await client.ask(PATH, body | {"max_tokens": 200})
+        assert whole["content"][-1]["input"] == {"a": 1, "b": 22, "c": 333}
+        cut = body | {"max_tokens": whole["usage"]["output_tokens"] - 20}
+        answer = await client.ask(PATH, cut)
+        assert [each["type"] for each in answer["content"]] == ["thinking", "text"]
+        assert answer["stop_reason"] == "max_tokens"
+        kinds = [each["type"] for each in await client.stream(PATH, cut)]
+        assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 3
+
+    run(asks, speaking(said))
+
+
+@pytest.mark.parametrize(
+    ("format", "status"),
+    [({"type": "json_schema", "schema": {"enum": ["dog"]}}, 200), ({"type": "text"}, 400)],
+)
+def test_a_format_holds_the_answer(format: Json, status: int) -> None:
+    async def asks(client: Client) -> None:
+        for body in ({"output_config": {"format": format}}, {"output_format": format}):
+            response = await client.post(PATH, USER | body)
+            assert response.status_code == status
+            if status == 200:
+                assert response.json()["content"][0]["text"] == '"dog"'
+            else:
+                assert "json_schema" in response.json()["error"]["message"]
+
+    run(asks)
+
+
 def chat(**fields: Any) -> tuple[Any, Notes]:
     body, _ = decode(MessagesRequest, json.dumps(USER | fields).encode())
     notes = Notes()

@@ -135,7 +135,8 @@ class Batches:
 
     def get(self, id: str) -> Json:
         """Return a batch as it is now; BadRequest (404) if there is none."""
-        return self.running[id][0] if id in self.running else self._files.get(id, "batch")
+        running = self.running.get(id)
+        return self._files.get(id, "batch") if running is None else running[0]
 
     def cancel(self, id: str) -> Json:
         """End a batch with what is answered; BadRequest (404, 409), or Closed."""
