@@ -30,7 +30,7 @@ TOOLS: list[Json] = [{"type": "function", "function": {"name": "add", "parameter
 THINKING = engines.TOKENIZER.chat_template + "{# <think> </think> #}"
 
 
-def speaking(text: str, opening: str = "") -> Engine:
+def speaking(text: str, opening: str = "", room: int = 2000) -> Engine:
     """An engine that answers any chat with `text`; its prompts end with `opening`."""
     script = [*engines.TOKENIZER.encode(text), engines.EOS]
     head = engines.TOKENIZER.encode(f"<|im_start|>assistant\n{opening}")
@@ -45,7 +45,7 @@ def speaking(text: str, opening: str = "") -> Engine:
     tokenizer = Tokenizer(
         engines.TOKENIZER.core, eos_token_ids=(engines.EOS,), chat_template=THINKING + opening
     )
-    return engines.make(engines.Target(logits, 2000), tokenizer=tokenizer)
+    return engines.make(engines.Target(logits, room), tokenizer=tokenizer)
 
 
 SAID = (

@@ -26,6 +26,8 @@ CLIENTS = {
     "llm": "llm",
     "openai_agents": "openai-agents",
     "smolagents": "smolagents",
+    "semantic_kernel": "semantic-kernel",
+    "guidance": "guidance",
     "openai_js": "openai",
     "ai_sdk": "ai",
     "codex": "@openai/codex",
@@ -36,8 +38,6 @@ CLIENTS = {
 NPM = ("openai_js", "ai_sdk", "codex")
 
 HERE = Path(__file__).parent
-LIMIT = 600.0
-"""Seconds for one client."""
 
 
 def version(name: str) -> str | None:
@@ -53,7 +53,7 @@ def version(name: str) -> str | None:
         return None
 
 
-def run(name: str, environment: dict[str, str]) -> dict[str, Any]:
+def run(name: str, environment: dict[str, str], limit: float) -> dict[str, Any]:
     """Run one client's script; `seen` is what it printed before it ended or failed."""
     script = f"with_{name}"
     command = [sys.executable, "-m", f"benchmarks.serving.clients.{script}"]
@@ -62,12 +62,12 @@ def run(name: str, environment: dict[str, str]) -> dict[str, Any]:
     begin = time.perf_counter()
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=LIMIT
+            command, env=environment, capture_output=True, text=True, timeout=limit
         )
         error = done.stderr.strip() if done.returncode else ""
         output = done.stdout
     except subprocess.TimeoutExpired:
-        error, output = f"no end within {LIMIT:.0f} s", ""
+        error, output = f"no end within {limit:.0f} s", ""
     return {
         "client": name,
         "version": version(name),
@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--only", choices=sorted(CLIENTS), action="append")
     parser.add_argument("--no-tools", action="store_true", help="the model's template has no tools")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for one client")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with urllib.request.urlopen(f"{arguments.url}/v1/models") as answer:
@@ -95,7 +96,7 @@ def main() -> None:
         if version(name) is None:
             print(f"{name}: not installed", file=sys.stderr)
             continue
-        result = run(name, environment)
+        result = run(name, environment, arguments.limit)
         results.append(result)
         if not arguments.json:
             state = "passed" if result["passed"] else "FAILED"

@@ -21,7 +21,9 @@ for (const model of [compatible(PACELINE_MODEL), createOpenAI(to).responses(PACE
     execute: async ({ city }) => (calls++, { city, people: 2102650 }),
   });
   const asked = { model, ...common, prompt, tools: { people } };
-  const done = await generateText({ ...asked, stopWhen: stepCountIs(3) });
+  // A weak model that is shown its tools asks again and again.
+  const prepareStep = ({ stepNumber }) => (stepNumber ? { toolChoice: "none" } : {});
+  const done = await generateText({ ...asked, prepareStep, stopWhen: stepCountIs(3) });
   assert.ok(calls > 0);
   assert.ok(done.text.replaceAll(",", "").includes("2102650"), done.text);
   console.log(`${model.provider}: a task with a tool`);

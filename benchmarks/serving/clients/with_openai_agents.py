@@ -18,7 +18,17 @@ from openai import AsyncOpenAI
 set_tracing_disabled(True)
 client = AsyncOpenAI(base_url=URL, api_key="x", max_retries=0)
 settings = ModelSettings(temperature=0, max_tokens=300)
-tool = function_tool(people)
+called: list[str] = []
+
+
+def counted(city: str) -> str:
+    """Tell how many people live in a city."""
+    called.append(city)
+    return people(city)
+
+
+# A weak model that is shown its tools asks again and again.
+tool = function_tool(counted, name_override="people", is_enabled=lambda *_: not called)
 
 
 async def main() -> None:
@@ -32,13 +42,17 @@ async def main() -> None:
             model=model,
             model_settings=settings,
         )
+        called.clear()
         done = await Runner.run(agent, PEOPLE, max_turns=4)
         assert "2102650" in done.final_output.replace(",", ""), done.final_output
+        print(f"{kind.__name__}: a task with a tool", flush=True)
+        called.clear()
         stream = Runner.run_streamed(agent, PEOPLE, max_turns=4)
         async for _ in stream.stream_events():
             pass
         assert stream.final_output == done.final_output
-        print(f"{kind.__name__}: a task with a tool, streamed too")
+        print("streamed")
+        called.clear()
         first = Agent(
             name="Desk",
             instructions="Hand every question over to the Geographer.",
