@@ -40,7 +40,7 @@ def trace(sampler: str, joint: int, **params: object) -> list[object]:
         ("local-leap:tau=0.6,relaxed=0.6", "threshold:tau=0.6", "local-leap:tau=0.6,relaxed=0.3"),
         ("local-leap:tau=0.6,relaxed=1.1", "threshold:tau=0.6", "local-leap:tau=0.6,relaxed=0.3"),
         ("dream:steps=1", "counts:steps=1", "dream:steps=4"),
-        ("dream:by=margin,alg_temp=1e-9", "dream:by=margin", "dream:by=margin,alg_temp=1"),
+        ("dream:by=margin,alg_temp=1e-320", "dream:by=margin", "dream:by=margin,alg_temp=1"),
     ],
 )
 @pytest.mark.parametrize("params", PARAMS)

@@ -65,5 +65,5 @@ class Dream(Rule):
         value = worth(view, self._by)
         if self._alg_temp:
             noise = -np.log(-np.log(chances(view, step, Purpose.TARGET)))
-            value = value / self._alg_temp + noise
+            value = value + self._alg_temp * noise
         return best(value, count)
