@@ -229,3 +229,42 @@ def test_what_is_no_json_is_refused_in_the_shape_of_each_route(data: bytes) -> N
             assert told(route, response.json()), (route, response.text)
 
     run(asks)
+
+
+@pytest.mark.parametrize("route", [CHATS, TEXTS, RESPONSES, CLAUDE, "/infill", "/api/chat"])
+def test_an_error_within_a_stream_has_the_form_of_its_api(route: str) -> None:
+    engine = filling("x" * 80)
+    step, steps = engine.step, iter(range(9))
+
+    def failing() -> Any:
+        if next(steps, None) is None:
+            raise RuntimeError("broken")
+        return step()
+
+    engine.step = failing
+    body = copy.deepcopy(GOOD[route]) | {"stream": True, "ignore_eos": True}
+    body |= {name: 60 for name in ("max_tokens", "max_output_tokens", "n_predict") if name in body}
+    body.pop("stop", None)
+    if "options" in body:
+        body = body | {"options": {"num_predict": 60}}
+
+    async def asks(client: Client) -> None:
+        response = await client.post(route, body)
+        assert response.status_code == 200, response.text
+        lines = [line for line in response.text.splitlines() if line]
+        if route in (CHATS, TEXTS):
+            assert lines.pop() == "data: [DONE]"
+        last = json.loads(lines[-1].removeprefix("data: "))
+        if route == RESPONSES:
+            assert lines[-2] == "event: response.failed"
+            assert last["response"]["status"] == "failed"
+            last = last["response"]
+        elif route == CLAUDE:
+            assert lines[-2] == "event: error"
+            assert last["error"]["type"] == "api_error"
+        if route == "/api/chat":
+            assert "the engine failed" in last["error"]
+        else:
+            assert "the engine failed" in last["error"]["message"]
+
+    run(asks, engine)

@@ -46,6 +46,24 @@ def test_a_chat_and_its_lines_say_the_same() -> None:
     run(asks, speaking(SAID))
 
 
+def test_a_call_that_was_cut_is_none() -> None:
+    body = PLAIN | USER | {"tools": [TOOL]}
+
+    async def asks(client: Client) -> None:
+        options = {"temperature": 0}
+        count = (await client.ask("/api/chat", body | {"options": options}))["eval_count"]
+        for less in (1, 20):
+            cut = body | {"options": options | {"num_predict": count - less}}
+            whole = await client.ask("/api/chat", cut)
+            assert whole["done_reason"] == "length"
+            *parts, _ = await lines(client, "/api/chat", cut)
+            told = [call for part in parts for call in part["message"].get("tool_calls", [])]
+            assert whole["message"].get("tool_calls", []) == told
+            assert len(told) == (less == 1)
+
+    run(asks, speaking(SAID.replace("1}", '1, "b": 22}')))
+
+
 def test_answers_are_those_of_the_other_routes() -> None:
     """Ollama samples at 0.8 with top-k 40 and top-p 0.9 where nothing is said."""
     sampled = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 5}
