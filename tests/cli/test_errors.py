@@ -73,6 +73,36 @@ def test_numbers_that_nothing_counts_with(line: str, command: Command) -> None:
     assert " ".join(line.split()[-2:]) in outcome.err
 
 
+RECIPES = {
+    "train drafter hydra --prompt-weight -1": "prompt weight must be 0 or more",
+    "train drafter hydra --rate 0": "matrix rate must be more than 0",
+    "train drafter hydra --batch-tokens 0": "batch tokens must be 1 or more",
+    "train denoiser full --layers 0": "layers must be 1 or more",
+    "train denoiser full --width 0": "width must be 1 or more",
+    "train denoiser full --ffn -1": "ffn must be 1 or more",
+    "train denoiser full --corrupt 2": "corrupt must be 0 to 1",
+    "train denoiser full --matrix-rate -1": "matrix rate must be more than 0",
+    "train denoiser full --seed -1": "--seed must be 0 or more",
+    "train experts top-k --width 0": "width must be 1 or more",
+    "train experts top-k --inner 0": "inner must be 1 or more",
+    "train experts blockffn --chunk -1": "chunk must be 0 or more",
+    "train acceptance-head x --rate -1": "rate must be more than 0",
+    "train acceptance-head x --tokens 0": "tokens must be 1 or more",
+    "train data --texts 2000000000": "--texts must be from 1 to 100000000",
+    "audit inside --jobs 2000000000": "--jobs must be from 1 to",
+}
+
+
+@pytest.mark.parametrize("line", RECIPES)
+def test_recipes_out_of_range_are_refused_before_anything_is_loaded(
+    line: str, command: Command
+) -> None:
+    pytest.importorskip("torch")
+    outcome = command(*line.split())
+    assert one_line(outcome)
+    assert RECIPES[line] in outcome.err
+
+
 LATE = {
     ("hi", "--nodes", "0"): "nodes",
     ("hi", "--controller", "fixed"): "fixed",

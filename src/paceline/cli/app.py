@@ -189,6 +189,8 @@ def _check_numbers(command: Any) -> None:
             most = 2**63 if isinstance(value, int) else math.inf
             if isinstance(value, int | float) and not abs(value) < most:
                 raise InvalidOption(f"{options[name]} {value} is no number to count with: mend it")
+            if name == "seed" and value < 0:
+                raise InvalidOption(f"--seed must be 0 or more, not {value}")
         work(**given)
 
     command.callback = work and checked

@@ -12,6 +12,8 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import print_json, progress_bar
+from paceline.core.options import within
+from paceline.core.processor import cores
 from paceline.errors import InvalidOption
 from paceline.proof.checks import Plan
 
@@ -48,6 +50,8 @@ def inside(
     minutes, --quick less than one.
     """
     o.check_at_least_one(jobs=jobs)
+    if jobs is not None:
+        within("--jobs", jobs, 1, 8 * cores(), "eight for each core")
 
     from paceline.proof.cases import FULL, QUICK
     from paceline.proof.inside import audit as audit_inside

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from paceline.cli.output import remark
-from paceline.core.options import split_options
+from paceline.core.options import require, split_options
 from paceline.core.target import RuntimeOptions
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
@@ -337,6 +337,8 @@ def runtime_options(*groups: DataclassInstance, **single: Any) -> RuntimeOptions
     """
     known = {each.name for each in fields(RuntimeOptions)}
     given = {k: v for group in groups for k, v in asdict(group).items() if k in known} | single
+    for name in ("device", "precision"):
+        require(given.get(name) != "", f"--{name}", "", "a name, or left out")
     options = RuntimeOptions(**given)
     if options.kv_precision is not None:
         from paceline.runtimes.cpu.target import check_kv_precision

@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import interruptible, progress_bar, report
+from paceline.core.options import within
 from paceline.version import __version__
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def data(
     Ctrl-C keeps every finished shard; the same command goes on, and gives the same texts as a run
     that was never stopped.
     """
-    o.check_at_least_one(texts=texts, batch=batch)
+    within("--texts", texts, 1, 10**8)
+    within("--batch", batch, 1, 10**5)
     warmth = o.numbers("--temperatures", temperatures, float)
     checked = o.runtime_options(computing)
 

@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import report, train_with_bar
+from paceline.core.processor import usable_threads
 from paceline.errors import InvalidOption
 
 
@@ -149,7 +150,7 @@ def _text(
     from paceline.training.setup import check_texts, figures, provenance
 
     if threads is not None:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(usable_threads(threads))
     shards, source = Shards(data), resolve(model)
     check_texts(data, shards.settings, source)
     recipe = training.TextRecipe(training.free_token(source), **settings)

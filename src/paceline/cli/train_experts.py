@@ -9,6 +9,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import report, train_with_bar
+from paceline.core.processor import usable_threads
 from paceline.errors import InvalidOption
 
 
@@ -54,7 +55,7 @@ def experts(
     from paceline.training.experts_run import ExpertTraining, save_experts
 
     if threads is not None:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(usable_threads(threads))
     sizes: dict[str, Any] = {
         "steps": steps,
         "batch": batch,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, Literal, NewType, get_args, get_origin, get_type_hints
 
 from paceline.errors import InvalidOption, PacelineError
@@ -91,6 +93,24 @@ def require(good: bool, name: str, value: object, rule: str) -> None:
     """Raise InvalidOption unless `good`; `rule` describes valid values."""
     if not good:
         raise InvalidOption(f"{name} must be {rule}, not {value!r}")
+
+
+def check_counts(recipe: Any) -> None:
+    """Raise InvalidOption for numbers of a dataclass that are out of range.
+
+    Whole numbers whose default is 1 or more are so, others are 0 or more. Other numbers are finite
+    and 0 or more, rates more than 0.
+    """
+    for each in fields(recipe):
+        value, name = getattr(recipe, each.name), each.name.replace("_", " ")
+        if not isinstance(value, int | float):
+            continue
+        if name.endswith("rate"):
+            require(0 < value < math.inf, name, value, "more than 0")
+        elif isinstance(each.default, int) and each.default >= 1:
+            require(value >= 1, name, value, "1 or more")
+        else:
+            require(0 <= value < math.inf, name, value, "0 or more")
 
 
 def check_text(name: str, value: Any, error: type[PacelineError] = InvalidOption) -> None:

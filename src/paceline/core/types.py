@@ -449,6 +449,7 @@ class SamplingParams:
         proper = not isinstance(words, str) and all(0 < len(word) <= 40 for word in words)
         rule = "a tuple of at most 64 strings of 1 to 40 characters"
         check(proper and len(words) <= 64, "dry_sequence_breakers", rule)
+        check_text("dry_sequence_breakers", words)
         early = [name in SAMPLERS[:2] for name in order]
         known = not isinstance(order, str) and set(order) <= set(SAMPLERS)
         rule = f"a tuple of {', '.join(SAMPLERS)}, once each, penalties and dry before the others"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.core.options import require
+from paceline.core.options import check_counts, require
 from paceline.core.types import BoolArray, IntArray, LogitArray, ProbArray
 from paceline.drafters.network.stopping_head import AcceptanceHead, log_odds
 from paceline.errors import InvalidOption
@@ -105,6 +105,10 @@ class HeadRecipe:
     rejection: float = 6.0
     rate: float = 5e-4
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.tokens >= 1, "tokens", self.tokens, "1 or more")
+        check_counts(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.core.options import require
+from paceline.core.options import check_counts, require
 from paceline.core.types import BoolArray
 from paceline.training.denoisers.module import ROPE_BASE, rms, rotated
 from paceline.training.run import Muon, Rated
@@ -70,13 +70,10 @@ class ExpertRecipe:
     def __post_init__(self) -> None:
         require(self.kind in get_args(Kind), "kind", self.kind, "top-k or blockffn")
         require(self.steps >= 2, "steps", self.steps, "2 or more")
-        require(self.batch >= 1, "batch", self.batch, "1 or more")
-        require(self.layers >= 1, "layers", self.layers, "1 or more")
+        check_counts(self)
         require(self.width % self.head == 0, "width", self.width, f"a multiple of {self.head}")
         require(self.inner % 32 == 0, "inner", self.inner, "a multiple of 32")
         require(1 <= self.used <= self.experts, "used", self.used, f"1 to {self.experts}")
-        for name in ("locality", "chunk", "balance"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
 
 
 class Layer(nn.Module):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from paceline.core.options import split_options
+from paceline.core.processor import usable_threads
 from paceline.core.target import RuntimeOptions
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
@@ -62,7 +63,7 @@ class TrainingSetup:
             InvalidOption: there are no texts, or another model wrote them.
         """
         if options.threads is not None:
-            torch.set_num_threads(options.threads)
+            torch.set_num_threads(usable_threads(options.threads))
         self.texts, self.data = read_folders(data)
         loaded = loading.load_model(model, runtime=runtime, options=options)
         self.source: ModelSource = loaded.source

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.options import require
+from paceline.core.options import check_counts, require
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 from paceline.networks.base import Network, describe
@@ -68,9 +68,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         require(self.tokens >= 1, "tokens", self.tokens, "1 or more")
-        require(self.batch_tokens >= 1, "batch tokens", self.batch_tokens, "1 or more")
+        check_counts(self)
         require(self.precision in ("fp32", "bf16"), "precision", self.precision, "fp32 or bf16")
-        require(self.matrix_rate > 0 < self.vector_rate, "learning rates", 0, "more than 0")
         require(0 <= self.on_policy <= 1, "on-policy share", self.on_policy, "in [0, 1]")
         find_loss(self.loss)
 

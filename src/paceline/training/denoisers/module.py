@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.core.options import require
+from paceline.core.options import check_counts, require
 from paceline.training.run import Muon, Rated
 
 Kind = Literal["full", "block", "order"]
@@ -59,9 +59,8 @@ class DenoiserRecipe:
     def __post_init__(self) -> None:
         require(self.kind in get_args(Kind), "kind", self.kind, "full, block or order")
         require(self.steps >= 2, "steps", self.steps, "2 or more")
-        require(self.certainty >= 0, "certainty", self.certainty, "0 or more")
-        require(self.own >= 0, "own", self.own, "0 or more")
-        require(self.batch >= 1, "batch", self.batch, "1 or more")
+        require(self.corrupt <= 1, "corrupt", self.corrupt, "0 to 1")
+        check_counts(self)
         require(self.width % self.head == 0, "width", self.width, f"a multiple of {self.head}")
 
 

@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from paceline.core.cache import whole_file, write_atomically
-from paceline.core.options import require
+from paceline.core.options import check_counts, require
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
@@ -79,8 +79,7 @@ class TextRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "layers", "depth", "groups"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        check_counts(self)
         require(self.precision in ("fp32", "bf16"), "precision", self.precision, "fp32 or bf16")
 
 

@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import report, train_with_bar
+from paceline.core.processor import usable_threads
 
 if TYPE_CHECKING:
     from paceline.zoo.ppd.training import PromptQuality, PromptRecipe, PromptTrainer
@@ -119,7 +120,7 @@ def train_rows(
     from paceline.training.setup import check_texts, figures, provenance
 
     if threads is not None:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(usable_threads(threads))
     shards = Shards(data)
     place = torch_device(device or "cpu")
     source = resolve(model)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.core.options import require
+from paceline.core.options import check_counts, require
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
 from paceline.runtimes.torch.model import TorchModel
@@ -83,11 +83,8 @@ class PromptRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "depth", "batch_tokens", "chains"):
-            value = getattr(self, name)
-            require(value >= 1, name.replace("_", " "), value, "1 or more")
+        check_counts(self)
         require(self.precision in ("fp32", "bf16"), "precision", self.precision, "fp32 or bf16")
-        require(self.rate > 0, "rate", self.rate, "more than 0")
         find_loss(self.loss)
 
 
