@@ -12,6 +12,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import print_json, progress_bar
+from paceline.cli.output import report as tell
 from paceline.core.options import within
 from paceline.core.processor import cores
 from paceline.errors import InvalidOption
@@ -118,10 +119,7 @@ def outside(
     settings = _settings(option or [])
     with _bar(shown=not as_json) as bar:
         report = run(engine, plan, settings, lambda line: bar(0, 0, line))
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        typer.echo(plain_report(report))
+    tell(report.as_dict(), plain_report(report), as_json=as_json)
     if not report.passed:
         raise typer.Exit(FAILED)
 

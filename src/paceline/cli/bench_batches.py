@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import print_json
+from paceline.cli.output import report
 
 
 @o.spread_options
@@ -48,7 +48,5 @@ def batches(
         )
         title = f"Speed-up over batch size, {about['model']}"
         results.record(record, title, "batching", command, columns, rows)
-    if as_json:
-        print_json({"settings": about, "laws": [law.as_dict() for law in found]})
-    else:
-        typer.echo(results.table(columns, rows))
+    figures = {"settings": about, "laws": [law.as_dict() for law in found]}
+    report(figures, results.table(columns, rows), as_json=as_json)

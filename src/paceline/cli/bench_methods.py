@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import end, interruptible, print_json, progress_bar, remark
+from paceline.cli.output import end, interruptible, progress_bar, remark, report
 
 
 @o.spread_options
@@ -120,10 +120,7 @@ def methods(
         remark(f"results.json, results.md and report.html are in {out}")
     if record is not None:
         bench.record(record, about, table)
-    if as_json:
-        print_json(summary)
-    else:
-        typer.echo(text)
+    report(summary, text, as_json=as_json)
     for name in summary["differing"]:
         remark(f"{name}: a text differs from plain decoding, which its rule does not allow")
     for name, error in failed.items():

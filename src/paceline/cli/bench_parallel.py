@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import end, interruptible, print_json, progress_bar, remark
+from paceline.cli.output import end, interruptible, progress_bar, remark, report
 from paceline.errors import InvalidOption
 
 SAMPLERS = "autoregressive;counts;counts:per_step=2;counts:per_step=4;threshold:tau=0.9"
@@ -132,10 +132,7 @@ def parallel(
     if out is not None:
         kept.finish(results, results_page(results), page(results))
         remark(f"results.json, results.md and report.html are in {out}")
-    if as_json:
-        print_json(results)
-    else:
-        typer.echo(results_page(results))
+    report(results, results_page(results), as_json=as_json)
     end(not interrupt, kept=out is not None)
 
 

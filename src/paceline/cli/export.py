@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import print_json
+from paceline.cli.output import report
 from paceline.errors import InvalidOption
 
 
@@ -40,17 +40,16 @@ def export(
     depth = layout.depth or 4
     settings = {"method": layout.method, "model": str(out), "num_speculative_tokens": depth}
     size = sum(array.nbytes for array in layout.tensors.values())
-    if as_json:
-        shapes = {name: list(array.shape) for name, array in layout.tensors.items()}
-        report: dict[str, Any] = {
-            "folder": str(out),
-            "engine": to,
-            "speculative_config": settings,
-            "most_tokens": layout.depth,
-            "tensors": shapes,
-            "bytes": size,
-        }
-        print_json(report)
-    else:
-        typer.echo(f"{out}: {layout.method}, {len(layout.tensors)} tensors, {size / 2**20:.1f} MiB")
-        typer.echo(f"vLLM takes it with --speculative-config '{json.dumps(settings)}'")
+    figures = {
+        "folder": str(out),
+        "engine": to,
+        "speculative_config": settings,
+        "most_tokens": layout.depth,
+        "tensors": {name: list(array.shape) for name, array in layout.tensors.items()},
+        "bytes": size,
+    }
+    lines = (
+        f"{out}: {layout.method}, {len(layout.tensors)} tensors, {size / 2**20:.1f} MiB\n"
+        f"vLLM takes it with --speculative-config '{json.dumps(settings)}'"
+    )
+    report(figures, lines, as_json=as_json)

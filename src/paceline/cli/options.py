@@ -32,74 +32,68 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 
-Model = Annotated[
-    str, typer.Option(help="smollm2-135m, a GGUF file, a Hugging Face directory, or a hub id.")
-]
-Runtime = Annotated[str, typer.Option(help="cpu, torch, transformers, reference or auto.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda; default by runtime.")]
+
+def _said(text: str) -> Any:
+    return typer.Option(help=text)
+
+
+Model = Annotated[str, _said("smollm2-135m, a GGUF file, a Hugging Face directory, or a hub id.")]
+Runtime = Annotated[str, _said("cpu, torch, transformers, reference or auto.")]
+Device = Annotated[str | None, _said("cpu or cuda; default by runtime.")]
 Precision = Annotated[
-    str | None,
-    typer.Option(help="On cpu: file (weights as stored), int8, int4, fp32; else fp32 or bf16."),
+    str | None, _said("On cpu: file (weights as stored), int8, int4, fp32; else fp32 or bf16.")
 ]
 Denoiser = Annotated[
     str | None,
-    typer.Option(
-        help="Facts of a diffusion checkpoint that its files do not say: "
+    _said(
+        "Facts of a diffusion checkpoint that its files do not say: "
         "mask=ID,attention=full|block|order,block=N,shift=true|false. Or rows: trained mask rows."
     ),
 ]
 Drafter = Annotated[
     str,
-    typer.Option(
-        help="See `paceline methods`; none is plain decoding, A+B merges; auto is what `paceline "
+    _said(
+        "See `paceline methods`; none is plain decoding, A+B merges; auto is what `paceline "
         "tune` found."
     ),
 ]
 Verifier = Annotated[
-    str,
-    typer.Option(help="See `paceline methods`; auto is coupled. Options: NAME:key=value,..."),
+    str, _said("See `paceline methods`; auto is coupled. Options: NAME:key=value,...")
 ]
 Controller = Annotated[
-    str, typer.Option(help="cost-model, fixed, or auto: fixed if --nodes or --depth is given.")
+    str, _said("cost-model, fixed, or auto: fixed if --nodes or --depth is given.")
 ]
-Nodes = Annotated[int | None, typer.Option(help="Draft size in tokens.")]
-Depth = Annotated[int | None, typer.Option(help="Draft depth in tokens.")]
-DraftModel = Annotated[str | None, typer.Option(help="Model for --drafter draft-model.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads.")]
-MaxContext = Annotated[int | None, typer.Option(help="Longest sequence in tokens.")]
-MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-PresencePenalty = Annotated[float, typer.Option(help="Subtracted once for tokens in the output.")]
-FrequencyPenalty = Annotated[float, typer.Option(help="Subtracted per occurrence in the output.")]
-Seed = Annotated[int, typer.Option(help="Keys all randomness.")]
-Stop = Annotated[list[str] | None, typer.Option(help="String that ends the text; repeatable.")]
+Nodes = Annotated[int | None, _said("Draft size in tokens.")]
+Depth = Annotated[int | None, _said("Draft depth in tokens.")]
+DraftModel = Annotated[str | None, _said("Model for --drafter draft-model.")]
+Threads = Annotated[int | None, _said("CPU threads.")]
+MaxContext = Annotated[int | None, _said("Longest sequence in tokens.")]
+MaxNewTokens = Annotated[int, _said("Most tokens to generate.")]
+Temperature = Annotated[float, _said("0 is greedy.")]
+PresencePenalty = Annotated[float, _said("Subtracted once for tokens in the output.")]
+FrequencyPenalty = Annotated[float, _said("Subtracted per occurrence in the output.")]
+Seed = Annotated[int, _said("Keys all randomness.")]
+Stop = Annotated[list[str] | None, _said("String that ends the text; repeatable.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")]
 StopLoops = Annotated[
     bool, typer.Option("--stop-loops", help="End a text that has come to repeat itself.")
 ]
-System = Annotated[str | None, typer.Option(help="System message.")]
-KvPrecision = Annotated[
-    str | None, typer.Option(help="Of the key-value cache on runtime cpu: fp16 or fp32.")
-]
+System = Annotated[str | None, _said("System message.")]
+KvPrecision = Annotated[str | None, _said("Of the key-value cache on runtime cpu: fp16 or fp32.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Prompts = Annotated[
-    Path | None,
-    typer.Option(help="Spec-Bench JSONL: question_id, category, turns. Default: built-in mix."),
+    Path | None, _said("Spec-Bench JSONL: question_id, category, turns. Default: built-in mix.")
 ]
-Data = Annotated[Path, typer.Option(help="Folder of `paceline train data`.")]
+Data = Annotated[Path, _said("Folder of `paceline train data`.")]
 Folders = Annotated[
     list[Path],
     typer.Option("--data", help="Folder of `paceline train data`; several, one each time."),
 ]
 DATA = [Path("data")]
 """Where `paceline train data` writes by default."""
-Loss = Annotated[
-    str, typer.Option(help="cross-entropy, forward-kl, reverse-kl, jsd, tvd or tvd++.")
-]
-TrainingPrecision = Annotated[str, typer.Option(help="fp32 or bf16.")]
-KeepFeatures = Annotated[
-    Path | None, typer.Option(help="Folder to keep hidden states in, for several runs.")
-]
+Loss = Annotated[str, _said("cross-entropy, forward-kl, reverse-kl, jsd, tvd or tvd++.")]
+TrainingPrecision = Annotated[str, _said("fp32 or bf16.")]
+KeepFeatures = Annotated[Path | None, _said("Folder to keep hidden states in, for several runs.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +134,14 @@ class CanvasOptions:
 
     sampler: Annotated[
         str | None,
-        typer.Option(
-            help="For models that fill a canvas, see `paceline methods`: RULE, WRAPPER>RULE, or "
+        _said(
+            "For models that fill a canvas, see `paceline methods`: RULE, WRAPPER>RULE, or "
             "autoregressive."
         ),
     ] = None
-    block: Annotated[
-        int | None, typer.Option(help="Places that are filled before those right of them.")
-    ] = None
+    block: Annotated[int | None, _said("Places that are filled before those right of them.")] = None
     canvas_cache: Annotated[
-        str | None, typer.Option(help="Which keys of a canvas are kept, see `paceline methods`.")
+        str | None, _said("Which keys of a canvas are kept, see `paceline methods`.")
     ] = None
 
 
@@ -162,16 +154,12 @@ class ResourceOptions:
     kv_precision: KvPrecision = None
 
 
-def _said(text: str) -> Any:
-    return typer.Option(help=text)
-
-
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
     """How a model's files are followed in chats."""
 
     chat_template: Annotated[
-        str | None, typer.Option(help="In place of the model's: a Jinja file, or the text itself.")
+        str | None, _said("In place of the model's: a Jinja file, or the text itself.")
     ] = None
     fold_system: Annotated[
         bool,
@@ -194,19 +182,15 @@ class SamplingOptions:
     """Processing of logits to the distribution of a token; what is None is left to the model."""
 
     temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy, and the default but for the model's own.")
+        float | None, _said("0 is greedy, and the default but for the model's own.")
     ] = None
-    top_k: Annotated[
-        int | None, typer.Option(help="Sample from the k most likely tokens; 0 is off.")
-    ] = None
-    top_p: Annotated[
-        float | None, typer.Option(help="Sample from the most likely tokens of this mass.")
-    ] = None
+    top_k: Annotated[int | None, _said("Sample from the k most likely tokens; 0 is off.")] = None
+    top_p: Annotated[float | None, _said("Sample from the most likely tokens of this mass.")] = None
     min_p: Annotated[
-        float | None, typer.Option(help="Drop tokens below this share of the most likely one.")
+        float | None, _said("Drop tokens below this share of the most likely one.")
     ] = None
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="For tokens in prompt or output; 1 is off.")
+        float | None, _said("For tokens in prompt or output; 1 is off.")
     ] = None
     repeat_last_n: Annotated[int | None, _said("Tokens that penalties look at; -1: all.")] = None
     dry_multiplier: Annotated[float | None, _said("DRY: taken off what goes on repeating.")] = None
@@ -247,15 +231,15 @@ class SamplingOptions:
 class TrainingOptions:
     """Recipe of drafter networks."""
 
-    vocabulary: Annotated[int, typer.Option(help="Tokens that may be drafted.")] = 8192
+    vocabulary: Annotated[int, _said("Tokens that may be drafted.")] = 8192
     loss: Loss = "forward-kl"
-    batch_tokens: Annotated[int, typer.Option(help="Tokens per update.")] = 2048
-    rate: Annotated[float, typer.Option(help="Highest learning rate of matrices (Muon).")] = 0.02
+    batch_tokens: Annotated[int, _said("Tokens per update.")] = 2048
+    rate: Annotated[float, _said("Highest learning rate of matrices (Muon).")] = 0.02
     prompt_weight: Annotated[
-        float, typer.Option(help="Weight of prompt tokens, which the target did not write.")
+        float, _said("Weight of prompt tokens, which the target did not write.")
     ] = 0.1
     on_policy: Annotated[
-        float, typer.Option(help="Share of batches that teach on the drafter's own drafts.")
+        float, _said("Share of batches that teach on the drafter's own drafts.")
     ] = 0.0
     training_precision: TrainingPrecision = "bf16"
     seed: Seed = 0

@@ -315,7 +315,7 @@ def train_with_bar(run: TrainingRun[Any]) -> bool:
         return bar.train(run)
 
 
-def report(figures: Mapping[str, Any], line: str, *, as_json: bool, finished: bool) -> None:
+def report(figures: Mapping[str, Any], line: str, *, as_json: bool, finished: bool = True) -> None:
     """Print the figures of a run, or a line for people; exit 130 if it was interrupted."""
     if as_json:
         print_json(figures)

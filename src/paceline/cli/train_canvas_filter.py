@@ -62,4 +62,4 @@ def canvas_filter(
         f"{out}: {len(taught[0])} forwards replayed; left out: of picks above 0.9, "
         f"{judged['precision']:.1%} right, {judged['recall']:.1%} of the right ones found"
     )
-    report(figures, line, as_json=as_json, finished=True)
+    report(figures, line, as_json=as_json)

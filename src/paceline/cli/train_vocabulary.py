@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import print_json
+from paceline.cli.output import report
 from paceline.core.cache import write_atomically
 from paceline.errors import InvalidOption
 
@@ -110,10 +110,8 @@ def vocabulary(
         "utility": picked.utility,
         "counted": int(counts.sum()),
     }
-    if as_json:
-        print_json(figures)
-    else:
-        typer.echo(
-            f"{out}: {picked.tokens} of {len(mine)} tokens, {picked.coverage:.1%} of those "
-            f"counted; a drafted token takes {picked.saved:.0%} fewer multiplications"
-        )
+    line = (
+        f"{out}: {picked.tokens} of {len(mine)} tokens, {picked.coverage:.1%} of those counted; a "
+        f"drafted token takes {picked.saved:.0%} fewer multiplications"
+    )
+    report(figures, line, as_json=as_json)
