@@ -158,6 +158,14 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
         open_output(tmp_path)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no such device")
+def test_devices_hold_no_lines_and_are_not_read(tmp_path: Path) -> None:
+    """A full one would give zeros without end."""
+    source = write(tmp_path / "in", requests(2))
+    with pytest.raises(InvalidOption, match="No space left on device"):
+        decode(source, Path("/dev/full"))
+
+
 def test_an_output_has_one_writer(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.write_bytes(b'{"custom_id": "a", "id": "b"}\n{"cust')
