@@ -14,6 +14,7 @@ _LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _TOKEN = re.compile(r"(!?)<\[(\d+)\]>")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _WIDTHS = {"x": 2, "u": 4, "U": 8}
+_NAMES = re.compile(r"/[^/]*/|[a-zA-Z_][\w-]*")
 _PLAIN = '\\"[]/'
 
 
@@ -192,13 +193,17 @@ def _rule(name: str) -> str:
 def unending(lines: Iterable[str]) -> set[str]:
     """Return names of rules of Lark, of names, groups and repetitions, of which no text is."""
     bodies = dict(line.split(": ", 1) for line in lines if line[0].islower())
+    users: dict[str, list[str]] = {}
+    for name, body in bodies.items():
+        for used in set(_NAMES.findall(body)) & bodies.keys():
+            users.setdefault(used, []).append(name)
     live: set[str] = set()
-    before = -1
-    while before < len(live):
-        before = len(live)
-        for name in reversed(bodies):  # what is made later is mostly used by what is before
-            if name not in live and _ends(bodies[name], live):
-                live.add(name)
+    todo = [*bodies]
+    while todo:
+        name = todo.pop()
+        if name not in live and _ends(bodies[name], live):
+            live.add(name)
+            todo += users.get(name, ())
     return bodies.keys() - live
 
 
@@ -211,7 +216,7 @@ def _ends(body: str, live: Collection[str]) -> bool:
     def group(found: re.Match[str]) -> str:
         return "+" if found[2] or any("-" not in way for way in found[1].split("|")) else "-"
 
-    text, count = re.sub(r"/[^/]*/|[a-zA-Z_][\w-]*", sign, f"({body})"), 1
+    text, count = _NAMES.sub(sign, f"({body})"), 1
     while count:
         text, count = re.subn(r"\(([^()]*)\)([*?]|\{0)?", group, text)
     return text[0] == "+"

@@ -9,7 +9,7 @@ from copy import copy
 from decimal import Decimal
 from functools import cached_property, lru_cache, partial
 from itertools import groupby, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,18 +17,15 @@ from paceline.core.types import BoolArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.gbnf import lark_lines
 from paceline.models.patterns import Untranslated, terminal
-from paceline.models.schemas import COMPACT, FREE, SPACED, SchemaRules, Spacing
+from paceline.models.schemas import COMPACT, FREE, LARGEST, SPACED, SchemaRules, Spacing
 from paceline.models.text import Tokenizer
 
 if TYPE_CHECKING:
     import llguidance
 
 MOST_CALLS = 16
-_LARGEST = 300_000
 _FAR = 400  # an exponent beyond any of a float
-
-# Grammars that are kept.
-_KEPT = 64
+_KEPT = 64  # grammars
 # Counts of work, and not of time. The first is what ambiguous rules meet: time grows with its cube.
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 400,
@@ -139,18 +136,14 @@ class GrammarState:
             raise InvalidOption(f"{self._named} needs too much work: {reason}; make it simpler")
 
 
-class Grammar:
+class Grammar(NamedTuple):
     """A compiled grammar for one tokenizer (`Constraint`).
 
     `unheld` names keywords of schemas that are not held, by JSON pointers.
     """
 
-    def __init__(self, start: Callable[[], GrammarState], unheld: tuple[str, ...] = ()) -> None:
-        self._start = start
-        self.unheld = unheld
-
-    def start(self) -> GrammarState:
-        return self._start()
+    start: Callable[[], GrammarState]
+    unheld: tuple[str, ...] = ()
 
 
 class Grammars:
@@ -178,6 +171,7 @@ class Grammars:
         if not tokenizer.eos_token_ids:
             raise InvalidOption("the tokenizer names no end token, which grammars need")
         self._compile = lru_cache(_KEPT)(self._compiled)
+        self._known_empty = lru_cache(_KEPT)(self._is_empty)
         self._reasoning = ""  # the grammar around these, if they stand behind reasoning
         self._tags: tuple[str, str] | None = None  # of reasoning that text may hold
         self._words  # noqa: B018 (raises)
@@ -351,9 +345,9 @@ class Grammars:
         return self._compile(made, named, tuple(unheld), around)
 
     def _compiled(self, made: str, named: str, unheld: tuple[str, ...], reasoning: str) -> Grammar:
-        if len(made) > _LARGEST:  # of which compilation takes seconds, then ends the process
+        if len(made) > LARGEST:  # of which compilation takes seconds, then ends the process
             raise InvalidOption(
-                f"{named} is too large: {len(made)} characters as a grammar, of {_LARGEST}: "
+                f"{named} is too large: {len(made)} characters as a grammar, of {LARGEST}: "
                 "leave out properties or values"
             )
         # Copies of one matcher would share what they have worked out, and the limits of that: one
@@ -375,7 +369,7 @@ class Grammars:
     def _rules(
         self, schema: Any, style: Spacing, named: str, strict: bool, prefix: str = ""
     ) -> SchemaRules:
-        rules = SchemaRules(schema, style, named, prefix, self._is_empty)
+        rules = SchemaRules(schema, style, named, prefix, self._known_empty)
         if strict and rules.unheld:
             raise InvalidOption(
                 f"{named} has what no grammar holds ({', '.join(rules.unheld)}): leave it out"

@@ -11,6 +11,7 @@ from paceline.models.patterns import blocks
 
 # The largest float64. Beyond it readers of JSON see infinity.
 _LARGEST = Decimal("1.7976931348623157e308")
+_SMALLEST = Decimal("3e-324")  # below it they see zero
 _LONG = 40  # digits on a side of the point, beyond which scientific notation alone is compared
 _MANY = 1100  # numbers that are written out
 _FREE = r"(?:\.[0-9]+)?"
@@ -161,7 +162,7 @@ def _most(bound: Bound) -> str | None:
 def _above(digits: str, bound: Bound) -> str:
     """Return a pattern of the fractions that are at least `digits`."""
     if not digits:
-        return r"\.[0-9]*[1-9][0-9]*" if bound.strict else _FREE
+        return r"\.0{0,300}[1-9][0-9]*" if bound.strict else _FREE
     if digits.startswith("0" * _LONG):
         return rf"\.0{{0,{_LONG - 1}}}[1-9][0-9]*"
     last = "0*[1-9][0-9]*" if bound.strict else "[0-9]*"
@@ -189,6 +190,8 @@ def _below(digits: str, bound: Bound) -> str:
 def _scientific(low: Bound | None, high: Bound | None) -> str:
     # One digit before the point, and an exponent; "" if there is none.
     parts = []
+    if (low is None or low.value < _SMALLEST) and (high is None or high.value > 10 * _SMALLEST):
+        low = Bound(_SMALLEST)
     bottom = None if low is None or not low.value else _parts(low.value)[2]
     top = _parts(high.value)[2] if high is not None else None
     between = _exponent(bottom if bottom is None else bottom + 1, top if top is None else top - 1)

@@ -300,8 +300,8 @@ class _Translator:
         if not names and len(far) <= _MANY:
             for a, b in far:
                 if a < 0x10000:
-                    ends = [[int(d, 16) for d in f"{end:04x}"] for end in (a, min(b, 0xFFFF))]
-                    out += [rf"\\u{each}" for each in blocks(*ends, 16)]
+                    low, high = ([int(d, 16) for d in f"{n:04x}"] for n in (a, min(b, 0xFFFF)))
+                    out += [rf"\\u{each}" for each in blocks(low, high, 16)]
                 if a <= 0x10000 and b == _LAST:
                     out.append(rf"\\u{_SURROGATES}")
         return f"(?:{'|'.join(out)})"

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
 from itertools import accumulate, combinations, count, starmap
 from math import lcm
 from typing import Any, NamedTuple
@@ -54,7 +53,7 @@ _HELD -= {"allOf", "anyOf", "oneOf", "not", "if", "then", "else"}
 _HELD |= {"const", "not in", "not pattern", "not here", "not whole", "aside"}
 _OLD = ("extends", "disallow", "divisibleBy")  # of draft 3
 _REST = ("unevaluatedProperties", "unevaluatedItems")
-_MOST_RULES = 30_000
+LARGEST = 300_000  # characters of a grammar
 _LONG, _FAR = 1_000_000, 20_000  # characters and items that no answer reaches
 _DAY = r"(?:0[1-9]|1[0-9]|2[0-8])"
 _LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -141,7 +140,7 @@ class SchemaRules:
         self._root = schema
         self._named = named
         self._prefix = prefix
-        self._is_empty = lru_cache(None)(is_empty)
+        self._is_empty = is_empty
         self._style = style
         self._rules: dict[tuple[int, ...], str | None] = {}
         self._dead: set[tuple[int, ...]] = set()  # keys of rules that no text is of
@@ -151,13 +150,14 @@ class SchemaRules:
         self._plains: dict[int, tuple[dict[str, Any], list[Schema]]] = {}
         self._kept: list[Any] = []  # so that no other object gets an id of theirs
         self._why = ""
+        self._size = 0
         self._numbers = count(1)
         try:
             self._objects = [*_objects(schema)]
             self._places = {id(each): place for each, place in self._objects}
             root = self._rule((schema,))
             while root is not None and self._bury():
-                self.lines, self._rules, self._terms, self._again = [], {}, {}, set()
+                self.lines, self._rules, self._terms, self._size = [], {}, {}, 0
                 root = self._rule((schema,))
         except RecursionError as error:
             raise self._wrong("is nested too deeply", "flatten it") from error
@@ -188,10 +188,16 @@ class SchemaRules:
     def _never(self, why: str) -> None:
         self._why = self._why or f" ({why})"
 
+    def _say(self, line: str) -> None:
+        self._size += len(line)
+        if self._size > LARGEST:
+            raise self._wrong("is too large", "leave out properties or values")
+        self.lines.append(line)
+
     def _term(self, expression: str) -> str:
         if expression not in self._terms:
             self._terms[expression] = f"{self._prefix.upper()}T{len(self._terms)}"
-            self.lines.append(f"{self._terms[expression]}: {expression}")
+            self._say(f"{self._terms[expression]}: {expression}")
         return self._terms[expression]
 
     def _some(self, expression: str) -> str | None:
@@ -202,11 +208,9 @@ class SchemaRules:
         return self._term(expression)
 
     def _new(self, body: str | None = None) -> str:
-        if len(self.lines) > _MOST_RULES:
-            raise self._wrong("is too large", "make it smaller")
         name = f"{self._prefix}r{next(self._numbers)}"
         if body is not None:
-            self.lines.append(f"{name}: {body}")
+            self._say(f"{name}: {body}")
         return name
 
     def _rule(self, schemas: Iterable[Schema]) -> str | None:
@@ -230,7 +234,7 @@ class SchemaRules:
         if body is None and name not in self._again:
             self._rules[key] = None
         else:
-            self.lines.append(f"{name}: {body or name}")
+            self._say(f"{name}: {body or name}")
         return self._rules[key]
 
     # Schemas into plain ones.
@@ -272,9 +276,9 @@ class SchemaRules:
             raise self._wrong(f"holds {str(schema)[:40]!r} at {place}, which is no schema")
         read = self._modern(schema)
         for key, kinds in _KINDS.items():
-            value = read.get(key)
+            value: Any = read.get(key)
             if key in read and (
-                not isinstance(value, kinds)
+                not isinstance(read[key], kinds)
                 or (isinstance(value, bool) and bool not in kinds)
                 or (key[3:] in (*_SIZED, "Contains") and not (value >= 0 and value % 1 == 0))
                 or (key == "multipleOf" and value <= 0)
@@ -322,8 +326,8 @@ class SchemaRules:
         return base, more
 
     def _modern(self, schema: dict[str, Any]) -> dict[str, Any]:
-        # As draft 2020-12 writes it.
-        read = dict(schema)
+        # As draft 2020-12 writes it, without None, by which serializers say what is not set.
+        read = {k: v for k, v in schema.items() if v is not None or k not in _KINDS}
         for key, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
             if isinstance(read.get(key), bool) and read.pop(key) and bound in read:
                 read[key] = read.pop(bound)
@@ -339,17 +343,15 @@ class SchemaRules:
             asked = [name for name, each in inner if each.get("required") is True]
             if asked and isinstance(read.get("required", asked), list):
                 read["required"] = [*read.get("required", ()), *asked]
-        for key in [key for key, value in read.items() if value is None and key in _KINDS]:
-            del read[key]  # as serializers write what is not set
         types = read.get("type")
         if isinstance(types, list | str):
             types = [types] if isinstance(types, str) else types
-            for name in types:
-                if name not in (*_TYPES, "any"):
-                    said = f"has a type {name!r} at {self._place(schema)}"
-                    raise self._wrong(said, "use JSON's types")
-            nullable = read.get("nullable") is True  # of OpenAPI 3.0
-            read["type"] = [*types, "null"] if nullable else types
+            odd = [name for name in types if name not in (*_TYPES, "any")]
+            if odd:
+                place = self._place(schema)
+                raise self._wrong(f"has a type {odd[0]!r} at {place}", "use JSON's types")
+            nulls = ["null"] if read.get("nullable") is True else []  # of OpenAPI 3.0
+            read["type"] = [*types, *nulls]
             if "any" in types:  # of draft 3
                 del read["type"]
         return read
@@ -472,16 +474,14 @@ class SchemaRules:
 
     def _ways(self, choice: _Choice) -> list[Schema]:
         # Those of which any may hold: if just one must, each without the others.
-        if choice.only is None:
-            return choice
-        if choice.ways is None:
+        if choice.only is not None and choice.ways is None:
             choice.open = True
             choice.ways = [self._alone(each, i, choice) for i, each in enumerate(choice)]
             choice.open = False
             if None in choice.ways:
                 self._tell([choice.only], "oneOf")
                 choice.ways = choice
-        return choice.ways
+        return choice.ways or choice
 
     def _alone(self, schema: Schema, place: int, choice: _Choice) -> Schema | None:
         # One without the others, as far as these do not exclude it; None if that is not known.
@@ -845,7 +845,7 @@ class SchemaRules:
                 ways += [end] if said >= least else []
                 if extra is not None and said < most:
                     ways += way(place, more, f"{mark} {extra}")
-            self.lines.append(f"{names[place, said]}: {' | '.join(ways)}")
+            self._say(f"{names[place, said]}: {' | '.join(ways)}")
         return first[0]
 
     def _extra(self, bases: Sequence[Any], names: Sequence[str]) -> str | None:
