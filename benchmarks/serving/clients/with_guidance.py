@@ -31,7 +31,7 @@ print("text, JSON")
 with user():
     asked = grammars + "Is Paris in France, and when did its revolution begin?"
 with assistant():
-    told = asked + select(["yes", "no"], name="said") + gen("year", regex=" in 1[0-9]{3}")
+    told = asked + (select(["yes", "no"], name="said") + gen("year", regex=" in 1[0-9]{3}"))
 assert told["said"] in ("yes", "no")
 assert told["year"].startswith(" in 1")
 print("a choice and a pattern")
