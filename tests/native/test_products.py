@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.packed_rows import read_rows
 from tests.native import formats
 
-from paceline.native.packed import Packed, read_rows
+from paceline.native.packed import Packed
 from paceline.native.program import GATES, Program
 from paceline.runtimes.reference.formats import matrix
 from paceline.runtimes.reference.ops import ReferenceOps

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.packed_rows import read_rows
 from tests.native import formats
 
 from paceline.native.draft_program import DraftProgram
 from paceline.native.library import KV_DTYPES, Heads
-from paceline.native.packed import Packed, read_rows
+from paceline.native.packed import Packed
 
 RNG = np.random.default_rng(11)
 WIDTH, BEST, ROWS = 64, 32, 6

@@ -171,7 +171,8 @@ def test_a_prediction_changes_counts_and_not_the_text(stream: bool) -> None:
         parts = await usage({"type": "content", "content": [half, {**half, "text": "!" * 9}]})
         assert 0 < parts[0] < right
         assert await usage({"type": "content", "content": ""}) == (0, 0)
-        for wrong_one in ({"type": "file", "content": "x"}, {"content": 3}, "x"):
+        large = {"content": "the fox " * 100_000}  # of more tokens than four contexts
+        for wrong_one in ({"type": "file", "content": "x"}, {"content": 3}, "x", large):
             error = await client.refused(CHATS, body | {"prediction": wrong_one})
             assert error["param"].startswith("prediction")
 

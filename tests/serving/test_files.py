@@ -281,6 +281,34 @@ def test_a_form_that_is_none_is_refused(kind: str, body: bytes, tmp_path: Path) 
     run(asks, files=str(tmp_path))
 
 
+def test_a_file_is_kept_as_it_is_and_what_is_no_batch_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.serving.batch._LARGEST", 200)
+    monkeypatch.setattr(files, "_LINES", 20)
+    kinds = {
+        b"\r\n\r\n--B no end\n": "invalid_json_line",
+        b"": None,
+        b"\n" * 50: "too_many_lines",
+        b"\r" * 50: "too_many_lines",
+        b'{"custom_id": "a", "body": "' + b"x" * 200 + b'"}': "line_too_large",
+    }
+
+    async def asks(client: Client) -> None:
+        for text, code in kinds.items():
+            response = await client.http.post(
+                "/v1/files", files={"file": ("a b.jsonl", text)}, data={"purpose": "batch"}
+            )
+            file = response.json()
+            assert (file["filename"], file["bytes"]) == ("a b.jsonl", len(text))
+            content = await client.http.get(f"/v1/files/{file['id']}/content")
+            assert content.content == text
+            batch = await ended(of(client), (await begin(of(client), file["id"])).id)
+            assert (batch.errors.data[0].code if batch.errors else None) == code
+
+    run(asks, files=str(tmp_path))
+
+
 def test_without_a_folder_and_with_a_full_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,14 +81,14 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
 
 def test_deep_nesting_is_refused() -> None:
     with pytest.raises(BadRequest, match="nested"):
-        decode(ChatRequest, b'{"messages": ' + b"[" * 40_000 + b"]" * 40_000 + b"}")
+        decode(ChatRequest, b'{"messages": ' + b"[" * 19_000 + b"]" * 19_000 + b"}")
 
 
 @pytest.mark.parametrize("unit", [b"[],", b"{},", b"1,"])
 def test_more_values_than_can_be_read_at_once_are_refused(unit: bytes) -> None:
     data = b'{"messages": [' + unit * 1_000_001 + b"0]}"
     began = perf_counter()
-    with pytest.raises(BadRequest, match="more than 50000 lists and objects") as found:
+    with pytest.raises(BadRequest, match="more than 20000 lists and objects") as found:
         decode(ChatRequest, data)
     assert found.value.status == 413
     assert perf_counter() - began < 0.5  # reading it takes seconds

@@ -288,7 +288,10 @@ class _Header:
         end = self._at
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment not in (1 << bit for bit in range(21)):
-            raise ValueError(f"alignment {_short(alignment)}")
+            kind = (
+                "" if isinstance(alignment, int | float) else f"of kind {type(alignment).__name__}"
+            )
+            raise ValueError(f"alignment {kind or alignment}")
         start = -(-end // alignment) * alignment
         for name, info in tensors.items():
             tensors[name] = self._placed(name, info, start, alignment)
@@ -370,10 +373,6 @@ class _Header:
             raise ValueError("it ends inside its header") from error
         self._at = at
         return out
-
-
-def _short(value: object) -> str:
-    return repr(value) if isinstance(value, int | float) else f"of kind {type(value).__name__}"
 
 
 def quantize(kind: str, matrix: LogitArray) -> npt.NDArray[np.uint8]:

@@ -76,14 +76,13 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """Short hash of the vocabulary; equal fingerprints mean compatible token ids."""
         with suppress(OSError):
-            found = self._kept.read_text("utf-8") if self._kept is not None else ""
-            if re.fullmatch("[0-9a-f]{16}", found):
-                return found
+            if self._kept and re.fullmatch("[0-9a-f]{16}", known := self._kept.read_text("utf-8")):
+                return known
         vocabulary = self.core.get_vocab(with_added_tokens=True)
         ordered = sorted((index, token) for token, index in vocabulary.items())
         found = hashlib.sha256(json.dumps(ordered).encode()).hexdigest()[:16]
-        if self._kept is not None:
-            with suppress(OSError):  # only a slower start is lost
+        with suppress(OSError):  # only a slower start is lost
+            if self._kept is not None:
                 write_atomically(self._kept, found)
         return found
 
@@ -419,9 +418,7 @@ class Tokenizer:
         from tokenizers import AddedToken, Tokenizer
 
         core = Tokenizer(self.core.model)  # which both share: a copy takes a second
-        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-            if (shared := getattr(self.core, part)) is not None:
-                setattr(core, part, shared)
+        core.normalizer, core.pre_tokenizer = self.core.normalizer, self.core.pre_tokenizer
         own = self.core.get_added_tokens_decoder()
         core.add_tokens([own[index] for index in sorted(own)])
         core.encode_special_tokens = True

@@ -166,10 +166,6 @@ def compiler_of(library: Path) -> str:
     return "an unknown compiler"
 
 
-def has_compiler() -> bool:
-    return _compiler() is not None
-
-
 def _cache() -> Path:
     from paceline.core.cache import cache_dir
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 from typing import Any
 
@@ -87,7 +86,7 @@ class Packed:
         outputs = len(blocks) if order is None else len(order)
         number = KINDS[kind]
         size = loaded.paceline_packed_bytes(number, outputs, inputs)
-        tiles = _reserve(size)
+        tiles = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)  # from a page's begin on
         self._kept.append(tiles)
         at = None
         if order is not None:
@@ -104,27 +103,6 @@ class Packed:
             tiles.ctypes.data,
         )
         return Matrix(outputs, inputs, number, 0, tiles.ctypes.data, self.keep(bias))
-
-
-def _reserve(size: int) -> npt.NDArray[np.uint8]:
-    # Large areas in huge pages, where the system has them: fewer misses of the address cache.
-    if size < 1 << 21:
-        room = np.empty(size + 64, dtype=np.uint8)
-        return room[-room.ctypes.data % 64 :][:size]
-    area = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        area.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(area, dtype=np.uint8)
-
-
-def read_rows(matrix: Matrix, rows: npt.NDArray[np.int64]) -> LogitArray:
-    """Return rows of a packed matrix as float32 `[rows, inputs]`."""
-    loaded = library()
-    assert loaded is not None
-    rows = np.ascontiguousarray(rows, dtype=np.int64)
-    out = np.empty((len(rows), matrix.inputs), dtype=np.float32)
-    loaded.paceline_read_rows(ctypes.byref(matrix), address(rows), len(rows), address(out))
-    return out
 
 
 def rotary_table(frequencies: ProbArray, positions: int, factor: float = 1.0) -> LogitArray:

@@ -91,7 +91,9 @@ class SpeculationBuilder:
         # Rules for sampled drafts need other drafters than the tuned ones.
         saved = tuned.read(self._loaded.place) if None in self._rule.accepts else {}
         if self.draft_model is not None:  # it is there to be used
-            saved = {k: each for k, each in saved.items() if _reads_model(each.configuration)}
+            saved = {
+                k: each for k, each in saved.items() if "draft-model" in each.configuration.drafter
+            }
         if self._rule.greedy_only:
             saved = dict.fromkeys(TEMPERATURE_KINDS, saved["greedy"]) if "greedy" in saved else {}
         wanted = {kind: _under(choice.configuration, asked) for kind, choice in saved.items()}
@@ -228,10 +230,6 @@ def _none_below() -> NoReturn:
     raise InvalidOption(
         "what drafts at the bottom of a cascade has no draft model: use a drafter without one"
     )
-
-
-def _reads_model(found: Configuration) -> bool:
-    return "draft-model" in found.drafter
 
 
 def has_coarser(capabilities: Capabilities) -> bool:

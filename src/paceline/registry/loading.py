@@ -38,7 +38,6 @@ from paceline.version import __version__
 # Packages that runtimes need beyond those of paceline.
 _PACKAGES = {"torch": ("torch",), "transformers": ("transformers", "torch")}
 
-
 # Sampler that is none: plain decoding, and drafts.
 AUTOREGRESSIVE = "autoregressive"
 

@@ -176,7 +176,7 @@ class Exchange:
         if planned.waves:
             places = min(places, settings.max_batch)
         self.ticket.hold(places, sum(len(each.tokens) for each in planned.prompts))
-        self.answer = answer(model, planned, body, uuid.uuid4().hex, self.outbox.accepted)
+        self.answer = made = answer(model, planned, body, uuid.uuid4().hex, self.outbox.accepted)
         self.outbox.jobs = planned.jobs(self.outbox)
         jobs = list(self.outbox.jobs)
         service.owner.submit(jobs[:places])
@@ -186,8 +186,8 @@ class Exchange:
             return http.EventStream(
                 self._stream(self.answer), headers, self.close, settings.read_timeout
             )
-        whole = await http.unless_gone(self.request.receive, self._collect(self.answer))
-        return json_response(whole, headers=headers)
+        await http.unless_gone(self.request.receive, self._collect(self.answer))
+        return await asyncio.to_thread(lambda: json_response(made.whole(), headers=headers))
 
     def close(self) -> None:
         """Give back what the request holds; jobs that have not ended are cancelled."""
@@ -208,7 +208,7 @@ class Exchange:
             },
         )
 
-    async def _collect(self, answer: Answer) -> Any:
+    async def _collect(self, answer: Answer) -> None:
         while not answer.done:
             for place, event in await self.outbox.get(PING_SECONDS):
                 if event.error is not None:
@@ -217,7 +217,6 @@ class Exchange:
                 self.service.spare(answer, place, self.outbox)
                 if event.completion is not None and self._later:
                     self.service.owner.submit([self._later.pop(0)])
-        return answer.whole()
 
     async def _stream(self, answer: Answer) -> AsyncGenerator[bytes, None]:
         encode, sent = answer.encode, perf_counter()
@@ -240,7 +239,7 @@ class Exchange:
             if chunks or late:
                 sent = perf_counter()
                 yield encode(chunks) or http.PING
-        yield encode(answer.closing()) + answer.end
+        yield await asyncio.to_thread(lambda: encode(answer.closing())) + answer.end
 
 
 Handler = Callable[[Request], Awaitable[Response]]

@@ -31,6 +31,7 @@ from paceline.serving.worker import Delivery, Outbox, ServingCore
 
 Json = dict[str, Any]
 _FAULTY = "batch_req_line_"
+_LARGEST = 8 * 1024 * 1024  # bytes of a line, as of a body
 
 
 class Fault(NamedTuple):
@@ -79,6 +80,8 @@ def _line(number: int, text: bytes, found: dict[str, int]) -> Line:
         fault = Fault(code, f"line {number} {message}")
         return Line(f"{_FAULTY}{number}:{hashlib.sha256(text).hexdigest()}", number, fault=fault)
 
+    if len(text) > _LARGEST:
+        return faulty("line_too_large", f"has more than {_LARGEST} bytes: send less")
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:

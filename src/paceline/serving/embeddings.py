@@ -6,7 +6,8 @@ from base64 import b64encode
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
+from msgspec.json import encode
 
 from paceline.core.types import ProbArray
 from paceline.errors import PromptError
@@ -58,7 +59,7 @@ class EmbeddingAnswer(Answer):
         count = self.usage()["prompt_tokens"]
         packed = getattr(self.body, "encoding_format", None) == "base64"
         data = [
-            {"object": "embedding", "index": i, "embedding": _written(state, packed)}
+            {"object": "embedding", "index": i, "embedding": written(state, packed)}
             for i, state in enumerate(self.states())
         ]
         usage = {"prompt_tokens": count, "total_tokens": count}
@@ -76,7 +77,8 @@ class EmbeddingAnswer(Answer):
         return out
 
 
-def _written(state: ProbArray, packed: bool) -> str | list[float]:
+def written(state: ProbArray, packed: bool = False) -> str | Raw:
+    """Return a state as text, or as JSON, of which thousands at once would hold Python's lock."""
     if packed:
         return b64encode(state.astype("<f4").tobytes()).decode()
-    return [float(each) for each in state.astype(np.float32)]
+    return Raw(encode(state.astype(np.float32).tolist()))

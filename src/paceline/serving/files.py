@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import uuid
 from email.parser import BytesParser
 from email.policy import HTTP
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 from time import time
 from typing import Annotated, Any, Literal
@@ -27,6 +29,8 @@ Json = dict[str, Any]
 _log = logging.getLogger("paceline.serving")
 UPLOAD = 100 * 1024 * 1024  # most bytes of a file
 _FOLDER = 1024 * 1024 * 1024  # and of all
+_LINES = 50_000  # most of a batch
+_GAP, _HEAD = re.compile(rb"\r?\n\r?\n"), 16_384  # behind heads in forms, and their most bytes
 _DAY = 24 * 3600
 _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 _ENDED = ("completed", "failed", "cancelled")
@@ -52,7 +56,7 @@ class Files:
             raise BadRequest("the server keeps no files: start it with --files FOLDER", None, 501)
         return self._folder / name
 
-    def add(self, data: bytes, name: str, purpose: str, id: str | None = None) -> Json:
+    def add(self, data: bytes | memoryview, name: str, purpose: str, id: str | None = None) -> Json:
         """Keep a file; BadRequest (413) if there is no room."""
         held = sum(each.stat().st_size for each in self.path("").glob("*"))
         if held + len(data) > _FOLDER:
@@ -92,17 +96,23 @@ class Files:
         return {"id": id, "object": "file", "deleted": True}
 
     def upload(self, body: bytes, kind: str) -> Json:
-        """Keep the file of a form; BadRequest names what is wrong."""
-        head = b"content-type: " + kind.encode() + b"\r\n\r\n"
-        form: Any = BytesParser(policy=HTTP).parsebytes(head + body)
-        parts = {p.get_param("name", header="content-disposition"): p for p in form.iter_parts()}
+        """Keep the file of a form, of which nothing is copied; BadRequest names what is wrong."""
+        read = BytesParser(policy=HTTP).parsebytes
+        boundary = read(b"content-type: " + kind.encode() + b"\r\n\r\n").get_boundary("")
+        mark, parts = b"--" + boundary.encode(), {}
+        begin = body.find(mark)
+        while begin >= 0 and (top := _GAP.search(body, begin, begin + _HEAD)):
+            if (end := body.find(b"\n" + mark, top.end() - 1)) < 0:
+                break
+            part: Any = read(body[begin + len(mark) : top.end()].lstrip())
+            given = memoryview(body)[top.end() : end - (body[end - 1 : end] == b"\r")]
+            parts[part.get_param("name", header="content-disposition")] = part, given
+            begin = end + 1
         if "file" not in parts:
             raise BadRequest("file: it is missing: send a form with purpose and file", "file")
-        purpose = parts["purpose"].get_payload(decode=True) if "purpose" in parts else None
-        if (purpose or b"").strip() != b"batch":
+        if "purpose" not in parts or bytes(parts["purpose"][1][:100]).strip() != b"batch":
             raise BadRequest("purpose: it must be batch: nothing else is done here", "purpose")
-        file = parts["file"]
-        data = file.get_payload(decode=True) or b""
+        file, data = parts["file"]
         return self.add(data, file.get_filename() or "file", "batch")
 
 
@@ -200,9 +210,8 @@ class Batches:
     async def _answer(self, batch: Json) -> None:
         # Answers what is not answered, unless a line is wrong.
         part = self._files.path(f"{batch['id']}.part")
-        given = self._files.path(f"{batch['input_file_id']}.data")
-        lines = await asyncio.to_thread(read_lines, given)
-        if errors := [error for each in lines if (error := _wrong(each, batch)) is not None]:
+        lines, errors = await asyncio.to_thread(self._read, batch)
+        if errors:
             self._turn(batch, "failed", errors={"object": "list", "data": errors})
             return
         if batch["status"] == "validating":
@@ -233,6 +242,17 @@ class Batches:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
+
+    def _read(self, batch: Json) -> tuple[list[Line], list[Json]]:
+        # The lines of a batch, and what is wrong with them.
+        path = self._files.path(f"{batch['input_file_id']}.data")
+        data = path.read_bytes() if path.is_file() else b""
+        if data.count(b"\n") + data.count(b"\r") > 2 * _LINES:
+            said = f"the file has too many lines: give {_LINES} at most"
+            return [], [{"code": "too_many_lines", "message": said, "line": None, "param": None}]
+        lines = read_lines(path)
+        wrong = (error for each in lines if (error := _wrong(each, batch)) is not None)
+        return lines, list(islice(wrong, 1000))
 
     def _end(self, batch: Json, status: str) -> None:
         id, part = batch["id"], self._files.path(f"{batch['id']}.part")

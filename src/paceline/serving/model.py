@@ -7,13 +7,14 @@ import hashlib
 import json
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from time import time
 
 from paceline.core.types import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.memory import capacity
-from paceline.errors import PromptError
+from paceline.errors import PacelineError, PromptError
 from paceline.models.config import Pooling
 from paceline.models.generation import completed
 from paceline.models.text import Tokenizer
@@ -95,6 +96,11 @@ class ServedModel:
             raise BadRequest(f"chat_template: {error}", "chat_template") from error
         other.tokenizer, other.style = tokenizer, find_style(template)
         return other
+
+    def warm_up(self) -> None:
+        """Make what the first grammar needs: for most of a second it holds Python's lock."""
+        with suppress(PacelineError):
+            self.engine.grammar  # noqa: B018
 
     @cached_property
     def tokens(self) -> TokenTexts:

@@ -13,7 +13,7 @@ from msgspec.json import encode
 from paceline.core.types import PRESETS
 from paceline.engine.engine import Event
 from paceline.errors import PromptError
-from paceline.serving.embeddings import EmbeddingAnswer, StatesRequest
+from paceline.serving.embeddings import EmbeddingAnswer, StatesRequest, written
 from paceline.serving.fill import plan_filling
 from paceline.serving.messages import Notes
 from paceline.serving.model import ServedModel
@@ -268,9 +268,9 @@ class GenerateAnswer(OllamaAnswer):
 class EmbedAnswer(EmbeddingAnswer):
     def whole(self) -> Json:
         count = self.usage()["prompt_tokens"]
-        states = [[float(x) for x in state.astype("f4")] for state in self.states()]
         durations = {"total_duration": 0, "load_duration": 0, "prompt_eval_count": count}
-        return {"model": self._head["model"], "embeddings": states, **durations}
+        model, states = self._head["model"], list(map(written, self.states()))
+        return {"model": model, "embeddings": states, **durations}
 
 
 def tags(model: ServedModel) -> Json:

@@ -276,6 +276,7 @@ def _plan(
     asked: dict[str, Any] = {"speculation": _speculation(body), "constraint": constraint}
     asked["resume"] = body.resume_token_ids or ()
     if isinstance(body, Several) and body.prediction is not None:
+        check_length(model, [body.prediction.text], "prediction", 4)
         asked["prediction"] = model.tokenizer.encode(body.prediction.text)
     if body.denoising is not None:
         if body.denoising.sampler is not None:

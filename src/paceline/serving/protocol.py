@@ -31,16 +31,16 @@ class BadRequest(PacelineError):
 
 
 TOO_LONG = "context_length_exceeded"
-# Lists and objects in a body, and values: time in which the decoder holds Python's lock.
-MOST_NESTED = 50_000
-MOST_VALUES = 1_000_000
+# Lists and objects in a body, and values: time in which what reads them holds Python's lock.
+MOST_NESTED = 20_000
+MOST_VALUES = 250_000
 Limit = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # -1 sets none
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Tops = Annotated[int, Meta(ge=0, le=20)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Tokens = Annotated[list[Token], Meta(max_length=1_000_000)]
+Tokens = list[Token]
 Factor = Annotated[float, Meta(ge=0, le=1_000_000)]
 Last = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]

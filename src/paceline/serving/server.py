@@ -105,6 +105,7 @@ async def run(service: Service, load: Callable[[], ServedModel], listener: socke
         elif not stopping.begun:
             service.open(done.result())
             _log.info("ready")
+            threading.Thread(target=done.result().warm_up, daemon=True).start()
 
     loading.add_done_callback(opened)
     # Not waited for: a signal ends the process while it still loads.

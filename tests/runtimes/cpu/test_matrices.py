@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.packed_rows import read_rows
 from tests.native import formats
 
 from paceline.errors import ModelError
 from paceline.models.weights import Stored
-from paceline.native.packed import KINDS, Packed, read_rows
+from paceline.native.packed import KINDS, Packed
 from paceline.runtimes.cpu.matrices import PRECISIONS, Matrices
 
 WIDTH = 256
