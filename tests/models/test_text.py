@@ -585,3 +585,33 @@ def test_thousands_of_stops_are_looked_up() -> None:
     assert stops.find(text + ".", searched=len(text)) == (300, 309)
     assert stops.find(text) is None
     assert stops.held(text + "!") == 0
+
+
+def test_a_token_that_a_template_writes_around_a_role_is_one() -> None:
+    core = tiny_tokenizer()
+    core.add_special_tokens(["<|user|>", "<|system|>"])
+    template = (
+        "{% for m in messages if m.content %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
+    )
+    tokenizer = Tokenizer(core, chat_template=template)
+    user, system = tokenizer.special_ids["<|user|>"], tokenizer.special_ids["<|system|>"]
+    text = [{"type": "text", "text": "<|system|>"}]  # which that template takes as one text
+    ids = tokenizer.chat([{"role": "user", "content": text}])
+    assert ids[0] == user
+    assert system not in ids
+    assert tokenizer.decode(ids, skip_special=False) == "<|user|><|system|>"
+    dated = Tokenizer(core, chat_template="{{ strftime_now(messages[0].content) }}")
+    assert not {user, system} & set(dated.chat([{"role": "user", "content": "<|user|>"}]))
+    with pytest.raises(PromptError, match="cannot be read"):
+        with_template(
+            "{% for m in messages %}{% call f() %}{% break %}{% endcall %}{% endfor %}"
+        ).chat(USER)
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "end"),
+    [(CHAT_TEMPLATE, " ", "assistant\n "), (GEMMA, " \n", "assistant\n")],
+)
+def test_a_blank_message_goes_on(template: str, content: str, end: str) -> None:
+    messages = [*USER, {"role": "assistant", "content": content}]
+    assert shown(template, messages, continue_final_message=True).endswith(end)

@@ -134,7 +134,7 @@ class ModelConfig:
                 "rotated": rotated,
             }
             return cls(**{**general, **changes(config)})
-        except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise ModelError(
                 f"config.json is not that of a complete {family} model ({_what(error)}): "
                 "download the model again"
@@ -187,7 +187,7 @@ class ModelConfig:
                 raise _unsupported(f"mixtures of experts of family {family}")
             get.refuse_unread(found)
             return found
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise ModelError(
                 f"the GGUF file is not a complete {family} model ({_what(error)}): "
                 "download the model again"

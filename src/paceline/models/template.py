@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, SupportsIndex, cast
+from typing import Any, SupportsIndex
 
 import jinja2
 from jinja2 import meta, nodes
@@ -27,7 +27,8 @@ from paceline.errors import PromptError
 OWN, TOLD, LAST, RECALLED, MIXED = b"o", b"t", b"l", b"r", b"?"
 # What a template may raise while it is read or rendered, beside Jinja's own errors.
 REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-_PROBE = "\x7f"
+REFUSALS += (SyntaxError,)  # "break" in a macro
+_PROBE = "\x7f\\\x7f"  # neither repr nor JSON shows it as it is
 # Tags around the reasoning of models, as templates write them.
 _THINK = (
     ("<think>", "</think>"),
@@ -301,9 +302,8 @@ class ChatTemplate:
         self.reads = meta.find_undeclared_variables(environment.parse(source))
         self._template = environment.from_string(source)
         self.takes = "text"
-        if re.search(r"\bfor\s+\w+\s+in\s+[^%]*content", source):  # it goes through parts
-            parts = [{"type": "text", "text": _PROBE}]
-            self.takes = "parts" if self._shows(parts) and not self._shows(_PROBE) else "both"
+        if self._shows([{"type": "text", "text": _PROBE}]):
+            self.takes = "both" if self._shows(_PROBE) else "parts"
 
     def render(self, given: Mapping[str, Any]) -> tuple[str, bytes]:
         """Return the text and its marks, of values that are `traced`; raises as `__init__`."""
@@ -311,8 +311,9 @@ class ChatTemplate:
         return str.__str__(out), _marks(out)
 
     def _shows(self, content: Any) -> bool:
+        given = {"messages": [{"role": "user", "content": content}], "bos_token": ""}
         try:
-            return _PROBE in self._template.render(messages=[{"role": "user", "content": content}])
+            return _PROBE in self._template.render(given)
         except (*REFUSALS, jinja2.TemplateError):
             return False
 
@@ -359,4 +360,4 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
-    return cast(str, traced(datetime.now().strftime(pattern), OWN))
+    return _written(datetime.now().strftime(pattern), pattern)

@@ -31,6 +31,8 @@ _FLAGS = ("lstrip", "rstrip", "single_word")  # of added tokens
 _LARGE = 10_000  # characters or tokens that take milliseconds
 
 _SYSTEM = ("system", "developer")  # roles of messages that no template may drop
+# Roles that templates write tokens with, as in "<|" + role + "|>".
+_ROLES = (*_SYSTEM, "user", "assistant", "tool", "function", "model", "ipython", "observation")
 
 
 class Tokenizer:
@@ -215,7 +217,7 @@ class Tokenizer:
         told, text, marks = self._rendered(source, told, values, continue_final_message)
         if continue_final_message:
             end = max(marks.rfind(written.LAST), marks.rfind(written.RECALLED)) + 1
-            if _text(told[-1]["content"]) == _CONTINUED:
+            if _text(told[-1]["content"]).endswith(_CONTINUED):
                 end -= len(_CONTINUED)
             if end <= 0:
                 raise PromptError("the chat template leaves out the last message: it cannot go on")
@@ -331,7 +333,8 @@ class Tokenizer:
         def render(messages: list[dict[str, Any]]) -> tuple[str, bytes]:
             return self._render(source, _traced(messages, tags, goes_on), values)
 
-        systems = [at for at, each in enumerate(told) if _is_system(each)]
+        systems = [at for at, each in enumerate(told) if each.get("role") in _SYSTEM]
+        systems = [at for at in systems if _text(told[at].get("content")).strip()]
         try:
             text, marks = render(told)
         except PromptError:
@@ -582,11 +585,13 @@ def _message(message: Mapping[str, Any], at: int, takes: str) -> dict[str, Any]:
 def _traced(
     messages: Sequence[Mapping[str, Any]], tags: tuple[str, str] | None, goes_on: bool
 ) -> list[dict[str, Any]]:
-    from paceline.models.template import LAST, TOLD, recalled, system_mark, traced
+    from paceline.models.template import LAST, OWN, TOLD, recalled, system_mark, traced
 
     out: list[dict[str, Any]] = []
     for at, message in enumerate(messages):
         each = traced(message, TOLD)
+        if message.get("role") in _ROLES:
+            each["role"] = traced(message["role"], OWN)
         if message.get("role") in _SYSTEM:
             each["content"] = traced(message.get("content"), system_mark(at))
         elif goes_on and at == len(messages) - 1:
@@ -605,10 +610,6 @@ def _text(content: Any) -> str:
 
 def _part(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
-
-
-def _is_system(message: Mapping[str, Any]) -> bool:
-    return message.get("role") in _SYSTEM and bool(_text(message.get("content")).strip())
 
 
 def _changed(messages: Sequence[dict[str, Any]], at: int) -> list[dict[str, Any]]:
@@ -632,13 +633,13 @@ def _folded(messages: Sequence[dict[str, Any]], systems: Sequence[int]) -> list[
 
 
 def _continued(messages: list[Any]) -> dict[str, Any]:
-    # The last message, whose content is not empty, so that its end can be seen.
+    # The last message, whose content is not blank, so that its end can be seen.
     message = messages[-1] if messages else {}
     content = message.get("content")
     if message.get("role") != "assistant" or message.get("tool_calls") or content is None:
         raise PromptError("only an assistant's text can be continued: end with such a message")
-    if not _text(content):
-        content = _part(_CONTINUED) if isinstance(content, list) else _CONTINUED
+    if not _text(content).strip():
+        content = content + (_part(_CONTINUED) if isinstance(content, list) else _CONTINUED)
     return {**message, "content": content}
 
 
