@@ -348,8 +348,7 @@ class SchemaRules:
             types = [types] if isinstance(types, str) else types
             odd = [name for name in types if name not in (*_TYPES, "any")]
             if odd:
-                place = self._place(schema)
-                raise self._wrong(f"has a type {odd[0]!r} at {place}", "use JSON's types")
+                raise self._wrong(f"has a type {odd[0]!r} at {self._place(schema)}, not JSON's")
             nulls = ["null"] if read.get("nullable") is True else []  # of OpenAPI 3.0
             read["type"] = [*types, *nulls]
             if "any" in types:  # of draft 3
@@ -489,8 +488,7 @@ class SchemaRules:
         denied = [self._not(each, 0) for each in others if not self._disjoint(schema, each, 0)]
         if None in denied:
             return None
-        made = {"allOf": [schema, *denied]}
-        return self._keep(made, self._place(schema)) if denied else schema
+        return self._keep({"allOf": [schema, *denied]}, self._place(schema)) if denied else schema
 
     def _disjoint(self, first: Schema, second: Schema, depth: int) -> bool:
         found, other = self._flat([first]), self._flat([second])
