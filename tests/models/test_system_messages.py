@@ -17,6 +17,7 @@ from paceline.models.text import Tokenizer
 CORE = tiny_tokenizer()
 S, D = ({"role": role, "content": f"be {role}"} for role in ("system", "developer"))
 U, V = ({"role": "user", "content": text} for text in ("fox", "dog"))
+NO = {"role": "system", "content": "/no_think"}
 A = {"role": "assistant", "content": "yes"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
@@ -32,6 +33,10 @@ WITH_TOOLS = (
     "{% if tools %}{{ tools | tojson }}{{ messages[0].content }}{% endif %}" + DROPS
 )  # it shows the system message beside tools alone
 COUNTS = "{{ messages | length }} {{ '%s' | format(tools) }}" + DROPS  # whose text cannot be traced
+UPPER = SHOWS.replace("m.content", "m.content | trim | upper")
+FORMATS = "{% for m in messages %}{{ '<%s>%s' % (m.role, m.content) }}{% endfor %}"
+MIXES = "{% for m in messages %}{{ '%s' | format(m.items()) }}{% endfor %}"
+IN_JSON = "{{ messages | tojson }}"
 SWITCH = "{% if '/no_think' in messages[0].content %}<think></think>{% endif %}" + DROPS
 
 
@@ -70,6 +75,18 @@ def folded(*words: str) -> dict[str, str]:
         (FIRST, [S, U], [S, U]),
         (FIRST, [S, U, A, D, V], [S, U, A, folded("be developer", "dog")]),
         (REFUSES, [S, U, A], [folded("be system", "fox"), A]),
+        (DROPS, [S, A, U], [A, folded("be system", "fox")]),
+        (DROPS, [S, A, D, U], [A, folded("be system", "be developer", "fox")]),
+        (UPPER, [S, U], [S, U]),
+        (UPPER, [{**S, "content": " \n"}, U], [{**S, "content": " \n"}, U]),
+        (FORMATS, [S, U, D, V], [S, U, D, V]),
+        (MIXES, [S, U, D, V], [S, U, D, V]),
+        (IN_JSON, [S, U, A, D], [S, U, A, D]),
+        (
+            SWITCH,
+            [{**S, "content": "/no_think"}, D, U],
+            [{**S, "content": "/no_think"}, folded("be developer", "fox")],
+        ),
         (COUNTS, [S, U], [folded("be system", "fox")]),
         (WITH_TOOLS, [S, U], [folded("be system", "fox")]),
         (SWITCH, [{**S, "content": "/no_think"}, U], [{**S, "content": "/no_think"}, U]),
@@ -111,6 +128,15 @@ def test_beside_tools_and_an_answer_that_goes_on() -> None:
 def test_there_must_be_a_user_turn_to_fold_it_into(messages: list[dict[str, Any]]) -> None:
     with pytest.raises(PromptError, match="no user turn behind it"):
         tokenizer_of(DROPS, True).chat(messages)
+
+
+def test_very_many_system_messages_take_no_longer() -> None:
+    """Those of which nothing is seen are tried together."""
+    found = tokenizer_of(DROPS, True)
+    begin = time.perf_counter()
+    ids = found.chat([S] * 600 + [U])
+    assert found.decode(ids) == "<user>" + "be system\n\n" * 600 + "fox"
+    assert time.perf_counter() - begin < 2.0
 
 
 def test_another_system_text_that_is_refused_is_none_that_is_dropped() -> None:

@@ -527,6 +527,7 @@ def test_a_vocabulary_without_special_tokens() -> None:
     ) == [0]
 
 
+REASONED = CHAT_TEMPLATE + "{# </think> #}"
 PART = [{"type": "text", "text": "so"}, {"type": "text", "text": "far "}]
 
 
@@ -538,6 +539,10 @@ PART = [{"type": "text", "text": "so"}, {"type": "text", "text": "far "}]
         (QWEN, PART, "assistant\nso\nfar "),
         (GEMMA, PART, "assistant\n[so][far "),
         (CHAT_TEMPLATE, "", "assistant\n"),
+        (CHAT_TEMPLATE, " ", "assistant\n "),
+        (GEMMA, " \n", "assistant\n"),
+        (GEMMA, [{"type": "text", "text": ""}], "assistant\n[]["),
+        (REASONED, "<think>hm</think>", "assistant\n<think>hm</think>"),
     ],
 )
 def test_a_message_goes_on(template: str, content: Any, end: str) -> None:

@@ -225,12 +225,18 @@ def gguf_eos_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def hf_eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the end ids of the first config that has any: generation config, then model config."""
-    for config in configs:
-        ids = config.get("eos_token_id")
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
-    return ()
+    """Return the end ids of the first config that has any: generation config, then model config.
+
+    Raises ModelError if they are no ids.
+    """
+    given = (config.get("eos_token_id") for config in configs)
+    found: Any = next((each for each in given if each is not None), [])
+    ids = tuple(found) if isinstance(found, list) else (found,)
+    if not all(type(each) is int for each in ids):
+        raise ModelError(
+            f"the config's eos_token_id is {str(found)[:40]!r}: give the ids of tokens"
+        )
+    return ids
 
 
 def _unsupported(feature: str) -> ModelError:
@@ -378,7 +384,7 @@ def _extension(
     if kind in ("default", "dynamic"):  # up to the model's own context these are the same
         return None, 1.0
     if kind == "linear":
-        return (float(rope["factor"]),) * (rotated // 2), 1.0
+        return (_factor(rope["factor"]),) * (rotated // 2), 1.0
     if kind == "llama3":
         return _llama3_divisors(rope, rotary_frequencies(base, rotated)), 1.0
     if kind == "yarn":
@@ -390,7 +396,7 @@ def _extension(
 
 def _yarn(rope: Mapping[str, Any], base: float, rotated: int) -> tuple[tuple[float, ...], float]:
     # Slow frequencies are interpolated, fast ones kept, those between blended (Peng et al. 2023).
-    factor, original = float(rope["factor"]), float(rope["original_max_position_embeddings"])
+    factor, original = _factor(rope["factor"]), float(rope["original_max_position_embeddings"])
 
     def place(turns: float) -> float:
         return rotated * _log(original / (turns * 2 * math.pi)) / (2 * _log(base))
@@ -410,6 +416,13 @@ def _yarn(rope: Mapping[str, Any], base: float, rotated: int) -> tuple[tuple[flo
     return tuple((1.0 / (1 - slow + slow / factor)).tolist()), float(attention)
 
 
+def _factor(given: Any) -> float:
+    factor = float(given)
+    if not 0 < factor < math.inf:
+        raise ValueError(f"positions are scaled by {factor}")
+    return factor
+
+
 def _stretch(factor: float, scale: float) -> float:
     return 0.1 * scale * _log(factor) + 1.0 if factor > 1 else 1.0
 
@@ -421,7 +434,7 @@ def _gguf_extension(
     # what the kind of scaling gives, and factors by frequency multiply it.
     kind = str(get("rope.scaling.type", "linear"))
     found = get("rope.scaling.factor", None)
-    factor = float(get("rope.scale_linear", 0.0) if found is None else found) or 1.0
+    factor = _factor(float(get("rope.scale_linear", 0.0) if found is None else found) or 1.0)
     get("rope.scale_linear", None)
     times = float(get("rope.scaling.attn_factor", 1.0))
     original = get("rope.scaling.original_context_length", context) or context
@@ -462,7 +475,7 @@ def _longrope(rope: Mapping[str, Any], context: int) -> tuple[tuple[float, ...],
 
 def _llama3_divisors(rope: Mapping[str, Any], frequencies: ProbArray) -> tuple[float, ...]:
     # Long wavelengths are stretched by `factor`, short ones kept, those between interpolated.
-    factor = float(rope["factor"])
+    factor = _factor(rope["factor"])
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     turns = float(rope["original_max_position_embeddings"]) * frequencies / (2 * math.pi)
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0)

@@ -12,23 +12,30 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, cast
 
 import jinja2
 from jinja2 import meta, nodes
 from jinja2.compiler import CodeGenerator, Frame
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import EvalContext
+from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from markupsafe import Markup
 
 from paceline.errors import PromptError
 
-# Who wrote a character: the template, a message, the message that goes on, the model itself (a tag
-# around its reasoning); or it cannot be known.
-OWN, TOLD, LAST, RECALLED, MIXED = b"o", b"t", b"l", b"r", b"?"
+# Who wrote a character: the template, a message, the message that goes on, the tags around the
+# reasoning of that one; or it cannot be known. What the first and the fourth wrote makes tokens.
+OWN, TOLD, LAST, TAG, MIXED = b"o", b"t", b"l", b"r", b"?"
 # What a template may raise while it is read or rendered, beside Jinja's own errors.
-REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-REFUSALS += (SyntaxError,)  # "break" in a macro
-_PROBE = "\x7f\\\x7f"  # neither repr nor JSON shows it as it is
+REFUSALS = (
+    *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError),
+    SyntaxError,  # "break" in a macro
+)
+# Neither repr nor JSON shows it as it is.
+_PROBE = "\x7f\\\x7f"
 # Tags around the reasoning of models, as templates write them.
 _THINK = (
     ("<think>", "</think>"),
@@ -36,11 +43,16 @@ _THINK = (
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
+_VEILS = 0x20000  # characters that stand for others: letters that are shown as they are
+_UNSEEN = 0  # who wrote strings in what is not looked into
+# What holds no strings, or none that functions show.
+_BARE = int | float | jinja2.Undefined | Context | EvalContext | jinja2.Environment
+_PLAIN = frozenset("\"'\\")  # what repr and JSON look at, beside white space and controls
 
 
-def system_mark(at: int) -> bytes:
-    """Return the mark of the content of a system message, by its place."""
-    return bytes([128 + at % 128])
+def system_mark(number: int) -> bytes:
+    """Return the mark of the content of a system message, by its number among them."""
+    return bytes([128 + number % 128])
 
 
 def reasoning_tags(template: str | None) -> tuple[str, str] | None:
@@ -49,38 +61,91 @@ def reasoning_tags(template: str | None) -> tuple[str, str] | None:
 
 
 def _marks(text: str) -> bytes:
-    return text._marks if isinstance(text, Traced) else MIXED * len(text)
+    if isinstance(text, Traced | _Safe):
+        return text._marks
+    return (OWN if text.isdecimal() else MIXED) * len(text)
 
 
-def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        return (*value, *value.values())
-    return value if isinstance(value, list | tuple) else ()
+def _look(value: Any, found: set[int]) -> None:
+    # Add the marks of all strings in a value.
+    if isinstance(value, str):
+        marks = _marks(value)
+        found.update(marks[:1], marks.strip(marks[:1]))
+    elif isinstance(value, Mapping):
+        _look([*value, *value.values()], found)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _look(each, found)
+    elif value is not None and not isinstance(value, _BARE):
+        found.add(_UNSEEN)
 
 
-def _written(text: str, *sources: Any) -> str:
-    # What became of strings in a way that is not followed: marked if one wrote them all.
-    found: set[int] = set()
+class _Veils(dict[str, tuple[str, int]]):
+    # By a character that stands for another: that one, and who wrote it.
 
-    def look(value: Any) -> None:
-        if isinstance(value, Traced):
-            found.update(value._marks)
-        for each in _inside(value):
-            look(each)
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int], str] = {}
 
-    look(sources)
-    if not found:
+    def over(self, value: Any) -> Any:
+        """Return a value in which what others than the template wrote is veiled."""
+        if isinstance(value, str):
+            pairs = zip(str.__str__(value), _marks(value), strict=True)
+            veiled = (char if mark in OWN else self._over(char, mark) for char, mark in pairs)
+            return (Markup if hasattr(value, "__html__") else str)("".join(veiled))
+        if isinstance(value, Mapping):
+            return {self.over(key): self.over(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(map(self.over, value))
+        return value
+
+    def _over(self, char: str, mark: int) -> str:
+        if char in _PLAIN or char.isspace() or not char.isprintable():
+            return char
+        pair = char, mark
+        if pair not in self._found:
+            veil = self._found[pair] = chr(_VEILS + len(self))
+            self[veil] = pair
+        return self._found[pair]
+
+
+def _follow(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    # Call what makes a string of others, and find who wrote its characters: by a second call, in
+    # which other characters stand for those of others than the template.
+    text = function(*args, **options)
+    followed = isinstance(text, Traced | _Safe) and MIXED not in text._marks
+    if followed or not isinstance(text, str):
         return text
-    return Traced(text, (bytes(found) if len(found) == 1 else MIXED) * len(text))
+    made = _Safe if hasattr(text, "__html__") else Traced
+    found: set[int] = set()
+    _look([*args, *options.values()], found)
+    if len(found) < 2 or _UNSEEN in found:
+        mark = MIXED if _UNSEEN in found else bytes(found) or OWN
+        return made(text, mark * len(text))
+    unknown = text if isinstance(text, Traced | _Safe) else made(text)
+    veils = _Veils()
+    try:
+        veiled = {name: veils.over(each) for name, each in options.items()}
+        shown = str.__str__(function(*map(veils.over, args), **veiled))
+    except (*REFUSALS, jinja2.TemplateError):
+        return unknown
+    pairs = [veils.get(char, (char, *OWN)) for char in shown]
+    if "".join(char for char, _ in pairs) != text:
+        return unknown
+    return made(text, bytes(mark for _, mark in pairs))
 
 
-def _mixing(name: str) -> Any:
-    method = getattr(str, name)
+def _mixing(name: str, kind: type[str] = str) -> Any:
+    method = getattr(kind, name)
 
-    def mixed(self: Traced, *args: Any, **options: Any) -> str:
-        text = method(self, *args, **options)
-        same = len(text) == len(self) and not args
-        return Traced(text, self._marks) if same else _written(text, self, args, options)
+    def mixed(self: Any, *args: Any, **options: Any) -> str:
+        if args or kind is Markup:
+            return cast(str, _follow(method, self, *args, **options))
+        text = method(self)
+        if len(text) == len(self):
+            return Traced(text, self._marks)
+        parts = list(map(method, str.__str__(self)))
+        marks = (bytes([mark]) * len(part) for mark, part in zip(self._marks, parts, strict=True))
+        return Traced(text, b"".join(marks) if "".join(parts) == text else None)
 
     return functools.wraps(method)(mixed)
 
@@ -102,6 +167,8 @@ _CUTS = "split rsplit splitlines partition rpartition"
 _OTHERS = (
     "__mod__ lower upper title capitalize casefold swapcase ljust rjust center zfill expandtabs"
 )
+
+_ESCAPING = "__add__ __radd__ __mod__ join replace"  # methods of Markup
 
 
 class Traced(str):
@@ -148,8 +215,12 @@ class Traced(str):
     def replace(self, old: str, new: str, count: SupportsIndex = -1) -> str:
         text = str.replace(self, old, new, count)
         if not old:
-            return _written(text, self, new)
-        return Traced(text, Traced(new, _marks(new)).join(self.split(old, count))._marks)  # type: ignore[attr-defined]
+            return cast(str, _follow(str.replace, self, old, new, count))
+        kept, at = [], 0
+        for part in str.split(self, old, count):
+            kept.append(self._marks[at : at + len(part)])
+            at += len(part) + len(old)
+        return Traced(text, _marks(new).join(kept))
 
     def strip(self, chars: str | None = None) -> str:
         return self.lstrip(chars).rstrip(chars)
@@ -180,10 +251,46 @@ class Traced(str):
     locals().update({name: _mixing(name) for name in _OTHERS.split()})
 
 
+def _kept(name: str) -> Any:
+    method = getattr(Traced, name)
+
+    def kept(self: _Safe, *args: Any, **options: Any) -> Any:
+        found = method(Traced(self, self._marks), *args, **options)
+        if isinstance(found, str):
+            return _Safe(found, _marks(found))
+        return type(found)(_Safe(each, _marks(each)) for each in found)
+
+    return functools.wraps(method)(kept)
+
+
+class _Safe(Markup):
+    # What filters such as "safe" return.
+    __slots__ = ("_marks",)
+    _marks: bytes
+
+    def __new__(cls, text: Any = "", marks: bytes | None = None) -> _Safe:
+        self = super().__new__(cls, text)
+        self._marks = MIXED * len(self) if marks is None else marks
+        return self
+
+    def __str__(self) -> str:
+        return Traced(self, self._marks)
+
+    def __repr__(self) -> str:
+        return f"Markup({str.__repr__(self)})"
+
+    locals().update({name: _mixing(name, Markup) for name in _ESCAPING.split()})
+    locals().update(
+        {name: _kept(name) for name in f"{_CUTS} __getitem__ strip lstrip rstrip".split()}
+    )
+
+
 def traced(value: Any, mark: bytes) -> Any:
     """Return a copy of a value with a mark on every character of its strings, keys included."""
+    if isinstance(value, Traced | _Safe):
+        return value
     if isinstance(value, str):
-        return value if isinstance(value, Traced) else Traced(value, mark * len(value))
+        return (_Safe if hasattr(value, "__html__") else Traced)(value, mark * len(value))
     if isinstance(value, Mapping):
         return {traced(key, mark): traced(each, mark) for key, each in value.items()}
     if isinstance(value, list):
@@ -198,10 +305,10 @@ def _own(text: str) -> str:
     return Traced(text, OWN * len(text))
 
 
-def recalled(content: Any, tags: tuple[str, str]) -> Any:
+def recalled(content: Any, tags: tuple[str, str], mark: bytes = OWN) -> Any:
     """Mark the tags of the reasoning that a model's own answer, which is traced, begins with."""
     if isinstance(content, list) and content and isinstance(content[0], Mapping):
-        first = {**content[0], "text": recalled(content[0].get("text"), tags)}
+        first = {**content[0], "text": recalled(content[0].get("text"), tags, mark)}
         return [first, *content[1:]]
     if not isinstance(content, Traced):
         return content
@@ -211,19 +318,8 @@ def recalled(content: Any, tags: tuple[str, str]) -> Any:
     marks = bytearray(content._marks)
     for tag, at in zip(tags, (begin, content.find(tags[1])), strict=True):
         if at >= begin:
-            marks[at : at + len(tag)] = RECALLED * len(tag)
+            marks[at : at + len(tag)] = mark * len(tag)
     return Traced(content, bytes(marks))
-
-
-def spells(value: Any, token: str) -> bool:
-    """Return whether strings in a value hold a token, or a part of one at an end, in any case."""
-    if not isinstance(value, str):
-        return any(spells(each, token) for each in _inside(value))
-    text, token = str.casefold(str.__str__(value)), token.casefold()
-    parts = range(1, len(token))
-    return token in text or any(
-        text.endswith(token[:size]) or text.startswith(token[size:]) for size in parts
-    )
 
 
 def _concat(parts: Iterable[str]) -> str:
@@ -249,36 +345,53 @@ class _Generator(CodeGenerator):
         self.write(")))")
 
 
+class _Generation(Extension):
+    # Around what the model wrote, for training: a block of its own, of which all is shown.
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("shown"), [], [], body, lineno=line)
+
+    def shown(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     code_generator_class = _Generator
     concat = staticmethod(_concat)
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
         self.filters = {name: _followed(each) for name, each in self.filters.items()}
-        self.filters["join"] = _join(self.filters["join"])
-        self.filters["tojson"] = _followed(_to_json)
+        self.filters |= {"join": _join(self.filters["join"]), "tojson": _followed(_to_json)}
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
     @staticmethod
     def own(value: Any) -> Any:
-        return _own(value) if isinstance(value, str) else traced(value, OWN)
+        return _own(value) if type(value) is str else traced(value, OWN)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        made = super().wrap_str_format(value)
+        text = getattr(value, "__self__", "")
+        if made is None or _marks(text).strip(OWN):
+            return made
+        # The text that is filled is followed as another argument.
+        return functools.partial(_follow, lambda _, *args, **names: made(*args, **names), text)
 
 
 def _followed(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def filtered(*args: Any, **options: Any) -> Any:
-        found = function(*args, **options)
-        return _written(found, args, options) if type(found) is str else found
-
-    return filtered
+    return functools.wraps(function)(functools.partial(_follow, function))
 
 
 def _join(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def joined(context: Any, value: Any, d: str = "", attribute: Any = None) -> Any:
-        return function(context, value, Traced(d, _marks(d)), attribute)
+    def joined(context: Any, value: Any, d: Any = "", attribute: Any = None) -> Any:
+        return function(context, value, traced(str(d), MIXED), attribute)
 
     return joined
 
@@ -294,9 +407,6 @@ class ChatTemplate:
     def __init__(self, source: str) -> None:
         """Compile; raises jinja2.TemplateError or one of `REFUSALS`."""
         environment = _Environment()
-        # Marks of what the model wrote, for training; they print nothing.
-        source = re.sub(r"({%-?\s*)generation(\s*-?%})", r"\1if true\2", source)
-        source = re.sub(r"({%-?\s*)endgeneration(\s*-?%})", r"\1endif\2", source)
         # Qwen2.5-Coder's shows its model a call in doubled braces, as of a format string.
         source = re.sub(r'\{(\{\\?"name\\?": <[^{}]*>\})\}', r"\1", source)
         self.reads = meta.find_undeclared_variables(environment.parse(source))
@@ -311,11 +421,12 @@ class ChatTemplate:
         return str.__str__(out), _marks(out)
 
     def _shows(self, content: Any) -> bool:
-        given = {"messages": [{"role": "user", "content": content}], "bos_token": ""}
+        messages = [{"role": "user", "content": content}]
         try:
-            return _PROBE in self._template.render(given)
+            shown = self._template.render(messages=messages, bos_token="", eos_token="")
         except (*REFUSALS, jinja2.TemplateError):
             return False
+        return _PROBE in shown
 
 
 @functools.lru_cache(maxsize=16)
@@ -360,4 +471,4 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
-    return _written(datetime.now().strftime(pattern), pattern)
+    return cast(str, _follow(datetime.now().strftime, pattern))

@@ -8,9 +8,10 @@ import json
 import re
 import secrets
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +29,13 @@ _CONTINUED = "\x7f" * 7
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in sentencepiece vocabularies
 _SOME = 64  # messages of which the one that is refused is looked for
 _FLAGS = ("lstrip", "rstrip", "single_word")  # of added tokens
+_PIECE = 50_000  # characters that are searched at once
 _LARGE = 10_000  # characters or tokens that take milliseconds
 
 _SYSTEM = ("system", "developer")  # roles of messages that no template may drop
 # Roles that templates write tokens with, as in "<|" + role + "|>".
 _ROLES = (*_SYSTEM, "user", "assistant", "tool", "function", "model", "ipython", "observation")
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # fields of the same
 
 
 class Tokenizer:
@@ -159,6 +162,10 @@ class Tokenizer:
         return {index: token.content.encode() for index, token in added.items()}
 
     @cached_property
+    def special(self) -> frozenset[int]:
+        return frozenset(self.special_ids.values())
+
+    @cached_property
     def special_ids(self) -> dict[str, int]:
         """Ids of the special tokens by text: those that texts leave out."""
         added = self.core.get_added_tokens_decoder()
@@ -216,13 +223,13 @@ class Tokenizer:
         }
         told, text, marks = self._rendered(source, told, values, continue_final_message)
         if continue_final_message:
-            end = max(marks.rfind(written.LAST), marks.rfind(written.RECALLED)) + 1
+            end = max(marks.rfind(written.LAST), marks.rfind(written.TAG)) + 1
             if _text(told[-1]["content"]).endswith(_CONTINUED):
                 end -= len(_CONTINUED)
             if end <= 0:
                 raise PromptError("the chat template leaves out the last message: it cannot go on")
             text, marks = text[:end], marks[:end]
-        ids = self._encode_rendered(text, marks, [told, given])
+        ids = self._encode_rendered(text, marks)
         begin = list(self.around[0]) if self._begins_chats else []
         return ids if ids[: len(begin)] == begin else begin + ids
 
@@ -239,7 +246,7 @@ class Tokenizer:
 
     def stream(self, shown: Collection[int] = ()) -> StreamDecoder:
         """Return a decoder of what follows a prompt, without special tokens but for `shown`."""
-        return StreamDecoder(self, frozenset(self.special_ids.values()).difference(shown))
+        return StreamDecoder(self, self.special.difference(shown))
 
     def offsets(self, prompt: str | Sequence[int]) -> list[int]:
         """Return where each token of a prompt begins, in characters.
@@ -333,6 +340,12 @@ class Tokenizer:
         def render(messages: list[dict[str, Any]]) -> tuple[str, bytes]:
             return self._render(source, _traced(messages, tags, goes_on), values)
 
+        def same(*changed: int) -> bool:
+            # What is rendered differs if a text that is not shown is a switch.
+            with suppress(PromptError):
+                return render(_changed(told, changed))[0] == text
+            return False
+
         systems = [at for at, each in enumerate(told) if each.get("role") in _SYSTEM]
         systems = [at for at in systems if _text(told[at].get("content")).strip()]
         try:
@@ -342,13 +355,12 @@ class Tokenizer:
                 raise
             dropped = systems
         else:
-            dropped = []
-            for at in systems:
-                if written.system_mark(at) not in marks:
-                    with suppress(PromptError):
-                        dropped += [at] * (render(_changed(told, at))[0] == text)
-            if not dropped:
-                return told, text, marks
+            unseen = [at for n, at in enumerate(systems) if written.system_mark(n) not in marks]
+            dropped = unseen
+            if unseen and not same(*unseen):
+                dropped = [at for at in unseen if len(unseen) > 1 and same(at)]
+        if not dropped:
+            return told, text, marks
         if not self.fold_system:
             raise PromptError(
                 f"the chat template leaves out system messages (messages[{dropped[0]}]): give "
@@ -357,11 +369,12 @@ class Tokenizer:
         told = _folded(told, dropped)
         return told, *render(told)
 
-    def _encode_rendered(self, text: str, marks: bytes, told: Any) -> list[int]:
+    def _encode_rendered(self, text: str, marks: bytes) -> list[int]:
         # What others than the template spell goes through a tokenizer that takes it for text.
-        spans, spelled = self._special_spans(text, marks, told)
-        if not spelled:
-            return self.encode(text)
+        spans = self._special_spans(text, marks)
+        ids = self.encode(text)
+        if not Counter(filter(self.special.__contains__, ids)) - Counter(s[2] for s in spans):
+            return ids
         core, stand_ins = self._without_special
         out, done = "", 0
         for begin, end, token in spans:
@@ -372,36 +385,23 @@ class Tokenizer:
         own = iter(spans)
         return [next(own)[2] if index in replaced else index for index in ids]
 
-    def _special_spans(
-        self, text: str, marks: bytes, told: Any
-    ) -> tuple[list[tuple[int, int, int]], bool]:
-        # The template's special tokens, leftmost first, the longest at a place; and whether there
-        # are others.
-        from paceline.models.template import MIXED, OWN, RECALLED, spells
-
-        @cache
-        def others(token: str) -> bool:
-            return spells(told, token)
+    def _special_spans(self, text: str, marks: bytes) -> list[tuple[int, int, int]]:
+        # The template's special tokens, leftmost first, the longest at a place.
+        from paceline.models.template import OWN, TAG
 
         spans: list[tuple[int, int, int]] = []
-        spelled = False
-        for hit in self._special_firsts.finditer(text):
-            begin = hit.start()
+        # In pieces, so that other threads run meanwhile; what begins at the end of one goes on.
+        pieces = ((text, at, at + _PIECE + 3) for at in range(0, len(text), _PIECE))
+        hits = (hit for piece in pieces for hit in self._special_firsts.finditer(*piece))
+        for begin in (hit.start() for hit in hits):
             if spans and begin < spans[-1][1]:
                 continue
             for size in self._special_sizes:
-                end = begin + size
-                token = self.special_ids.get(text[begin:end])
-                if token is None:
-                    continue
-                wrote = set(marks[begin:end])
-                if wrote <= {*OWN, *RECALLED} or (
-                    wrote <= {*OWN, *RECALLED, *MIXED} and not others(text[begin:end])
-                ):
-                    spans.append((begin, end, token))
+                token = self.special_ids.get(text[begin : begin + size])
+                if token is not None and not marks[begin : begin + size].strip(OWN + TAG):
+                    spans.append((begin, begin + size, token))
                     break
-                spelled = True
-        return spans, spelled
+        return spans
 
     @cached_property
     def _special_firsts(self) -> re.Pattern[str]:
@@ -452,7 +452,7 @@ class Offsets:
     def __init__(self, tokenizer: Tokenizer, at: int = 0, shown: Collection[int] = ()) -> None:
         """Start at the character `at`; of special tokens the text has those `shown` alone."""
         self._bytes_of = tokenizer.bytes_of
-        self._hidden = frozenset(tokenizer.special_ids.values()).difference(shown)
+        self._hidden = tokenizer.special.difference(shown)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.at = at
         """Characters that are whole so far."""
@@ -555,6 +555,9 @@ def _message(message: Mapping[str, Any], at: int, takes: str) -> dict[str, Any]:
     from paceline.models.template import call_arguments
 
     out, field = dict(message), f"messages[{at}]"
+    thought = next((out[name] for name in _THOUGHTS if out.get(name) is not None), None)
+    if thought is not None:
+        out |= {"thinking": out.get("thinking", thought), "reasoning_content": thought}
     content = out.get("content")
     if isinstance(content, list | tuple):
         content = out["content"] = list(content)
@@ -585,19 +588,23 @@ def _message(message: Mapping[str, Any], at: int, takes: str) -> dict[str, Any]:
 def _traced(
     messages: Sequence[Mapping[str, Any]], tags: tuple[str, str] | None, goes_on: bool
 ) -> list[dict[str, Any]]:
-    from paceline.models.template import LAST, OWN, TOLD, recalled, system_mark, traced
+    from paceline.models.template import LAST, OWN, TAG, TOLD, recalled, system_mark, traced
 
     out: list[dict[str, Any]] = []
+    systems = 0
     for at, message in enumerate(messages):
-        each = traced(message, TOLD)
-        if message.get("role") in _ROLES:
-            each["role"] = traced(message["role"], OWN)
-        if message.get("role") in _SYSTEM:
-            each["content"] = traced(message.get("content"), system_mark(at))
-        elif goes_on and at == len(messages) - 1:
-            each["content"] = traced(message["content"], LAST)
-        if tags is not None and message.get("role") == "assistant" and "content" in each:
-            each["content"] = recalled(each["content"], tags)
+        role, content = message.get("role"), message.get("content")
+        last = goes_on and at == len(messages) - 1
+        mark = LAST if last else TOLD
+        if role in _SYSTEM and _text(content).strip():
+            mark, systems = system_mark(systems), systems + 1
+        each = {**traced(message, TOLD)}
+        if "content" in message:
+            each["content"] = traced(content, mark)
+            if tags is not None and role == "assistant":
+                each["content"] = recalled(each["content"], tags, TAG if last else OWN)
+        if role in _ROLES:
+            each["role"] = traced(role, OWN)
         out.append(each)
     return out
 
@@ -612,23 +619,26 @@ def _part(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
-def _changed(messages: Sequence[dict[str, Any]], at: int) -> list[dict[str, Any]]:
-    # With another text at a place: what is rendered differs if that text is a switch.
-    parted = isinstance(messages[at]["content"], list)
-    other = {**messages[at], "content": _part(_CONTINUED) if parted else _CONTINUED}
-    return [*messages[:at], other, *messages[at + 1 :]]
+def _changed(messages: Sequence[dict[str, Any]], places: Sequence[int]) -> list[dict[str, Any]]:
+    # With another text at these places.
+    out = list(messages)
+    for at in places:
+        parted = isinstance(out[at]["content"], list)
+        out[at] = {**out[at], "content": _part(_CONTINUED) if parted else _CONTINUED}
+    return out
 
 
 def _folded(messages: Sequence[dict[str, Any]], systems: Sequence[int]) -> list[dict[str, Any]]:
     # System messages in the user turns behind them.
     out = list(messages)
     for at in reversed(systems):
-        behind = out[at + 1] if at + 1 < len(out) else {}
-        if behind.get("role") != "user":
+        to = next((i for i in range(at, len(out)) if out[i].get("role") == "user"), 0)
+        if not to:
             raise PromptError(f"messages[{at}]: there is no user turn behind it to fold it into")
-        words, content = _text(out[at]["content"]) + "\n\n", behind.get("content")
+        words, content = _text(out[at]["content"]) + "\n\n", out[to].get("content")
         content = _part(words) + content if isinstance(content, list) else words + _text(content)
-        out[at : at + 2] = [{**behind, "content": content}]
+        out[to] = {**out[to], "content": content}
+        del out[at]
     return out
 
 

@@ -88,6 +88,16 @@ def tokenizer_from_directory(directory: Path, eos_token_ids: tuple[int, ...]) ->
     Raises:
         ModelError: they are missing or damaged.
     """
+    try:
+        return _from_directory(directory, eos_token_ids)
+    except (AttributeError, TypeError, ValueError, LookupError, OverflowError) as error:
+        raise ModelError(
+            f"{directory} has tokenizer files with what does not belong there ({error}): "
+            "download the model again"
+        ) from error
+
+
+def _from_directory(directory: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer:
     import tokenizers
 
     path, parts = directory / "tokenizer.json", directory / "merges.txt"

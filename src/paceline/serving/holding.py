@@ -35,7 +35,7 @@ class Calls(NamedTuple):
         cls, model: ServedModel, tools: Sequence[Json], mode: str, parallel: bool | None
     ) -> Calls | None:
         """Return calls, or None where nothing says that one begins."""
-        opener = call_grammar(model.style)[0]
+        opener = "" if model.style.elements else call_grammar(model.style)[0]
         strict = any(tool["function"].get("strict") for tool in tools)
         must = mode != "auto" or strict or (parallel is False and bool(opener))
         return cls(tools, mode, parallel, must) if tools and (must or opener) else None

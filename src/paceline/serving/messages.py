@@ -23,6 +23,8 @@ _ROLES = {
     "function": "tool",
     **{name: name for name in ("system", "user", "assistant", "tool")},
 }
+# Names under which clients send the reasoning of an answer.
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _TEXTS = ("text", "input_text", "output_text")
 # Calls in the input of a Responses request, by where their arguments stand.
 _CALLS = {
@@ -268,9 +270,10 @@ def _message(message: Any, field: str, notes: Notes, called: str = "content") ->
     if content is None and role != "assistant":
         raise PromptError(f"{field}.{called} is missing: give text")
     out["content"] = _content(content, f"{field}.{called}", notes)
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id", *_THOUGHTS):
         if message.get(name) is not None:
-            out[name] = _string(message[name], f"{field}.{name}")
+            known = "reasoning_content" if name in _THOUGHTS else name
+            out.setdefault(known, _string(message[name], f"{field}.{name}"))
     calls = message.get("tool_calls")
     if message.get("function_call") is not None:  # the form of before tools
         place = f"{field}.function_call"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -66,8 +66,8 @@ class Plan:
     """Items of the Responses API that stand before the request's own."""
     places: Sequence[Sequence[int]] = ()
     """Where tokens begin in these, if that is asked for."""
-    tools: Collection[str] = ()
-    """Names of what the model may call."""
+    tools: Json = field(default_factory=dict)
+    """Schemas of the arguments of what the model may call, by its name."""
     notes: Notes = field(default_factory=Notes)
     """What was left out of the request."""
 
@@ -116,7 +116,7 @@ def plan_chat(model: ServedModel, body: ChatRequest) -> Plan:
     tops = (body.top_logprobs or 0) if body.logprobs else None
     most = _most(body.max_completion_tokens, body.max_tokens, body.n_predict)
     plan = _plan(model, body, [ids], most, tops, constraint)
-    plan.tools, plan.notes = [tool["function"]["name"] for tool in tools], notes
+    plan.tools, plan.notes = _schemas(tools), notes
     return _several(plan, body)
 
 
@@ -193,7 +193,7 @@ def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
         )
     plan = _plan(model, body, [ids], _most(body.max_output_tokens), tops, constraint)
     plan.before = before
-    plan.tools, plan.notes = [tool["function"]["name"] for tool in tools], notes
+    plan.tools, plan.notes = _schemas(tools), notes
     plan.stream = bool(body.stream)
     return plan
 
@@ -397,6 +397,10 @@ def _chat(
         return model.tokenizer.chat(messages, tools or None, **arguments)
     except PromptError as error:
         raise BadRequest(f"{field}: {error}", field) from error
+
+
+def _schemas(tools: list[Json]) -> Json:
+    return {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
 
 
 def _tools(

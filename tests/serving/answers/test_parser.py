@@ -19,6 +19,8 @@ from paceline.serving.answers.style import BARE, HERMES, LLAMA, Style, find_styl
 MISTRAL = find_style("tools [TOOL_CALLS] [")
 GRANITE = find_style("tools <|tool_call|>")
 FENCED = find_style("tools ```tool_code")
+XML = find_style("tools <tool_call><function=")
+SEED = find_style("tools <seed:tool_call><function=")
 STYLES = {
     "hermes": HERMES,
     "llama": LLAMA,
@@ -26,6 +28,7 @@ STYLES = {
     "granite": GRANITE,
     "fenced": FENCED,
     "bare": BARE,
+    "xml": XML,
 }
 THINK = ("<think>", "</think>")
 THINKING = replace(HERMES, think=THINK)
@@ -188,6 +191,12 @@ def test_calls_behind_a_sentence() -> None:
         assert parse(HERMES, text) == Answer("", "I look it up:", (("f", '{"a": 1}'),), 1)
 
 
+def test_braces_with_a_space_between_are_not_doubled() -> None:
+    text = '{"name": "f", "arguments": { {"a": 1}'
+    found = parse(HERMES, text)
+    assert found.calls[0][1] + found.content in text
+
+
 def test_arguments_that_are_written_as_python() -> None:
     text = """f(a='it\\'s )', b=[1, {"c": None}], d=true, e=-1.5, f="K\u00f6ln")"""
     arguments = {"a": "it's )", "b": [1, {"c": None}], "d": True, "e": -1.5, "f": "K\u00f6ln"}
@@ -196,6 +205,90 @@ def test_arguments_that_are_written_as_python() -> None:
     assert found.calls[1] == ("get_weather", '{"city": "x"}')
     cut = parse(LLAMA, f"[f(a=1), {text}"[:-3])  # by the limit: nothing of it is handed on
     assert (cut.calls, cut.whole) == ((("f", '{"a": 1}'),), 1)
+
+
+ELEMENTS = {
+    "f": {
+        "properties": {
+            "a": {"type": "integer"},
+            "text": {"type": "string"},
+            "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "real": {"type": ["number"]},
+            "on": {"type": "boolean"},
+            "list": {"type": "array"},
+            "other": {"$ref": "#/$defs/x"},
+            "odd": {"type": [{}, 1], "anyOf": 3},
+            "even": 1,
+        }
+    },
+    "get_weather": {"properties": []},
+}
+
+
+def element(name: str, **values: str) -> str:
+    inside = "".join(f"<parameter={key}>\n{each}\n</parameter>\n" for key, each in values.items())
+    return f"<function={name}>\n{inside}</function>"
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("a", "5", 5),
+        ("a", "five", "five"),
+        ("text", "5", "5"),
+        ("text", '"x"', '"x"'),
+        ("text", "\n  if a < b:\n\tpass\n", "\n  if a < b:\n\tpass\n"),
+        ("maybe", "null", None),
+        ("maybe", "12", "12"),
+        ("real", "3", 3),
+        ("on", "True", True),
+        ("on", "false", False),
+        ("list", "['x', 1]", ["x", 1]),
+        ("other", '{"b": [1]}', {"b": [1]}),
+        ("other", "7", "7"),
+        ("odd", "[1]", [1]),
+        ("even", "[1]", "[1]"),
+        ("unknown", "1", "1"),
+        ("list", "[" * 9000, "[" * 9000),
+    ],
+)
+def test_values_in_xml_are_of_the_types_of_the_schema(key: str, text: str, value: object) -> None:
+    for answer in (element("f", **{key: text}), f"<function=f><parameter={key}>{text}</function>"):
+        parser = AnswerParser(XML, ELEMENTS, request="r")
+        found = joined(parser, [*parser.feed(answer), *parser.finish()])
+        assert [name for name, _ in found.calls] == ["f"]
+        stripped = (
+            text.removeprefix("\n").removesuffix("\n") if "</parameter>" not in answer else text
+        )
+        assert json.loads(found.calls[0][1]) == {key: value if stripped == text else stripped}
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "content", "calls"),
+    [
+        (XML, f"<tool_call>\n{element('f', a='1')}\n</tool_call>", "", 1),
+        (XML, f"Look:\n\n<tool_call>{element('f')}</tool_call>\n", "Look:", 1),
+        (XML, f"Look: {element('f', a='1')}\n</tool_call>", "Look:", 1),
+        (XML, f"<tool_call>{element('f')}\n{element('get_weather')}</tool_call>", "", 2),
+        (XML, f"<tool_call>{element('f')}</tool_call>\n<tool_call>{element('f')}", "", 2),
+        (XML, '<tool_call>{"name": "f", "arguments": {}}</tool_call>', "", 1),
+        (
+            XML,
+            f"<tool_call>{element('g')}</tool_call>",
+            f"<tool_call>{element('g')}</tool_call>",
+            0,
+        ),
+        (XML, "<function=f>\nhm</function>", "<function=f>\nhm</function>", 0),
+        (XML, "<tool_call>\n<function=f>\n<param", "<tool_call>\n<function=f>\n<param", 0),
+        (XML, "<tool_call><functions>", "<tool_call><functions>", 0),
+        (SEED, f"<seed:tool_call>\n{element('f', a='1')}\n</seed:tool_call>", "", 1),
+        (HERMES, element("f"), element("f"), 0),
+    ],
+)
+def test_calls_in_xml(style: Style, text: str, content: str, calls: int) -> None:
+    found = parse(style, text)
+    assert (found.content, len(found.calls), found.whole) == (content, calls, calls)
+    assert parse(style, *text) == found
 
 
 def test_without_tools_all_is_content() -> None:

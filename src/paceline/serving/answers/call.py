@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 SPACE = " \t\r\n"
 _ARGUMENTS = ("arguments", "parameters")
@@ -95,6 +97,7 @@ class CallReader:
         self.name: str | None = None
         self.whole = False
         self._json = JsonReader()
+        self._last = ""
         self._key = ""
         self._seen: set[str] = set()
         self._text: list[str] = []  # of the string that is being read
@@ -106,13 +109,13 @@ class CallReader:
 
     @property
     def opening(self) -> bool:
-        """Whether nothing but the brace of the object, or of its arguments, was read."""
+        """Whether the brace of the object, or of its arguments, was read last."""
         inside = 2 if self._key in _ARGUMENTS else 1
-        return self._json.state == "key" and self._json.depth == inside
+        return self._last == "{" and self._json.state == "key" and self._json.depth == inside
 
     def feed(self, char: str) -> bool:
         """Add a character; False if the object is no call with it."""
-        reader = self._json
+        reader, self._last = self._json, char
         depth, state = reader.depth, reader.state
         argues = self._key in _ARGUMENTS
         begins = depth == 1 and state == "value" and char not in SPACE
@@ -152,16 +155,68 @@ class _Words(ast.NodeTransformer):
         return ast.Constant({"true": True, "false": False, "null": None}[node.id])
 
 
+def _python(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
 def python_arguments(text: str) -> str | None:
     """Return the arguments of a call that is written as Python, "f(name=value)", as JSON.
 
     None if they are no named values; raises SyntaxError if the call is not whole.
     """
     try:
-        call = ast.parse(text, mode="eval").body
+        call = _python(text)
         if not isinstance(call, ast.Call) or call.args or not all(k.arg for k in call.keywords):
             return None
         values = {k.arg: ast.literal_eval(_Words().visit(k.value)) for k in call.keywords}
         return json.dumps(values, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, KeyError, RecursionError, MemoryError):
         return None
+
+
+_PARAMETER = re.compile(
+    r"<parameter=([^<>\n]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL
+)
+_KINDS = {bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+
+
+def element_arguments(text: str, schema: Mapping[str, Any]) -> str | None:
+    """Return the arguments of a call that is written as XML, `<parameter=key>value</parameter>`.
+
+    What a value is says the schema of the arguments: text, unless it is JSON (or Python) of a type
+    that is allowed. None if there is anything between the elements.
+    """
+    if _PARAMETER.sub("", text).strip():
+        return None
+    known = schema.get("properties")
+    known = known if isinstance(known, Mapping) else {}
+    values = {key: _typed(value, known.get(key)) for key, value in _PARAMETER.findall(text)}
+    return json.dumps(values, ensure_ascii=False)
+
+
+def _typed(text: str, schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return text
+    types = set(_types(schema)) or {"object", "array"}
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            read = ast.literal_eval(_Words().visit(_python(text.strip())))
+        except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError):
+            return text
+    kind = "null" if read is None else _KINDS.get(type(read), "string")
+    kinds = {kind, "number"} if kind == "integer" else {kind}
+    return read if kind != "string" and kinds & types else text
+
+
+def _types(schema: Any) -> Iterator[str]:
+    # Clients send schemas of any shape.
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _types(each)
+    elif isinstance(schema, Mapping):
+        for name in ("type", "anyOf", "oneOf", "allOf"):
+            yield from _types(schema.get(name))
+    elif isinstance(schema, str):
+        yield schema

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from paceline.serving.answers.call import SPACE, CallReader, python_arguments
+from paceline.serving.answers.call import SPACE, CallReader, element_arguments, python_arguments
 from paceline.serving.answers.style import PYTHON_TAG, Style
 
 
@@ -55,9 +55,9 @@ class AnswerParser:
 
     A call is given out once its name and the first character of its arguments are read. What
     cannot become a call is content, markers included. Doubled braces are read as single ones; a
-    call that is written as Python begins an answer, and is given out when it is whole. White space
-    before a call and after the last one is left out, and so are line breaks next to tags of
-    reasoning.
+    call that is written as Python begins an answer. Calls in Python and in XML are given out when
+    they are whole. White space before a call and after the last one is left out, and so are line
+    breaks next to tags of reasoning.
 
     To parse an answer that continues a message, feed that message first and drop its deltas.
 
@@ -76,7 +76,8 @@ class AnswerParser:
         """Start an answer.
 
         Args:
-            names: of the tools that were offered; no other name makes a call.
+            names: of the tools that were offered; no other name makes a call. A mapping has the
+                schemas of their arguments, by which values in XML are read.
             inside: the prompt ends inside reasoning (`Style.inside`).
             request: what ids of calls are made from.
         """
@@ -84,6 +85,9 @@ class AnswerParser:
         self._names = frozenset(names)
         own = {style.begin: style.end} if style.begin else {}
         self._marks_of_calls = {**_MARKS, **own} if names else {}
+        self._schemas = names if isinstance(names, Mapping) else {}
+        names = self._names if style.elements else ()
+        self._elements = {f"<function={name}>": style.end for name in names}
         self._python = [f"{opened}{name}(" for name in self._names for opened in ("[", "")]
         self._end = style.end  # of the calls that are read
         self._think = style.think or ("", "")
@@ -102,6 +106,7 @@ class AnswerParser:
         self._call = CallReader()
         self._doubled = False  # braces of the call that is read
         self._source = ""  # of a call that is written as Python
+        self._from = 0  # where one in XML begins in what is pending
         self._given = False
         self._state: Callable[[str], None] = self._text
         if style.think is not None:
@@ -161,13 +166,17 @@ class AnswerParser:
             self._space.append(char)
         elif not self._held and char == "{" and self._names and not self._said:
             self._open(char)
-        elif self._marks(char, *self._marks_of_calls, *([] if self._said else self._python)):
+        elif self._marks(
+            char, *self._marks_of_calls, *self._elements, *([] if self._said else self._python)
+        ):
             if not self._held:
                 self._pending = [*self._space, self._marker]
                 self._space.clear()
-                self._end = self._marks_of_calls.get(self._marker, "")
+                self._end = {**self._elements, **self._marks_of_calls}.get(self._marker, "")
                 self._state = self._opened
-                if self._marker in self._python:
+                if self._marker in self._elements:
+                    self._begin_element()
+                elif self._marker in self._python:
                     self._listed = self._marker[0] == "["
                     self._source, self._state = self._marker.strip("["), self._arguments
         else:
@@ -176,6 +185,13 @@ class AnswerParser:
     def _opened(self, char: str) -> None:
         if char == "{":
             self._open(char)
+        elif self._elements and (char == "<" or self._held):
+            if not self._marks(char, *self._elements):
+                self._held = self._held[:-1]
+                self._fail(char)
+            elif not self._held:
+                self._pending.append(self._marker)
+                self._begin_element()
         elif (char.isalnum() or char == "_") and (self._source or self._marker == PYTHON_TAG):
             self._pending += self._space
             self._space.clear()
@@ -206,12 +222,16 @@ class AnswerParser:
             read = None if char == "\n" else python_arguments(self._source)
         except SyntaxError:
             return
-        if read is None:
-            self._refuse()
-            return
-        self._give(self._source.partition("(")[0], read)
-        self.calls, self._index, self._given = self.calls + 1, self._index + 1, False
-        self._state = self._after
+        self._give_whole(self._source.partition("(")[0], read)
+
+    def _element(self, char: str) -> None:
+        # A call in XML, behind its name.
+        self._pending.append(char)
+        end = "</function>"
+        if char == ">" and "".join(self._pending[-len(end) :]) == end:
+            name = self._marker.partition("=")[2][:-1]
+            text = "".join(self._pending[self._from : -len(end)])
+            self._give_whole(name, element_arguments(text, self._schemas.get(name, {})))
 
     def _object(self, char: str) -> None:
         call = self._call
@@ -293,6 +313,9 @@ class AnswerParser:
         for char in self._drain():
             self._state(char)
 
+    def _begin_element(self) -> None:
+        self._from, self._state = len(self._pending), self._element
+
     def _open(self, char: str) -> None:
         self._pending += self._space
         self._space.clear()
@@ -306,6 +329,14 @@ class AnswerParser:
         identifier = call_id(self._request, self._index)
         self._out.append(Delta("call", "", self._index, identifier, name))
         self._emit("call", arguments)
+
+    def _give_whole(self, name: str, arguments: str | None) -> None:
+        if arguments is None:
+            self._refuse()
+            return
+        self._give(name, arguments)
+        self.calls, self._index, self._given = self.calls + 1, self._index + 1, False
+        self._state = self._after
 
     def _close(self) -> None:
         # The object has ended.

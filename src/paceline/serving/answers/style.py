@@ -20,6 +20,7 @@ class Style:
         after: text behind a call, as the template writes it.
         arguments: key of the arguments, as the template writes it.
         think: opening and closing tag of reasoning.
+        elements: calls are XML, `<function=name><parameter=key>value</parameter></function>`.
     """
 
     begin: str = "<tool_call>"
@@ -28,6 +29,7 @@ class Style:
     after: str = "\n</tool_call>"
     arguments: str = "arguments"
     think: tuple[str, str] | None = None
+    elements: bool = False
 
     def inside(self, prompt: str) -> bool:
         """Return whether a rendered prompt ends with the opening tag, so that answers reason."""
@@ -51,7 +53,8 @@ def find_style(template: str | None) -> Style:
 
     Models whose template reads no tools get HERMES, which `messages.describe_tools` teaches them.
     """
-    return replace(_calls(template or ""), think=reasoning_tags(template))
+    elements = "<function=" in (template or "")
+    return replace(_calls(template or ""), think=reasoning_tags(template), elements=elements)
 
 
 def call_grammar(style: Style) -> tuple[str, str, str, str]:
@@ -63,8 +66,12 @@ def call_grammar(style: Style) -> tuple[str, str, str, str]:
 
 
 def _calls(template: str) -> Style:
-    if "<tool_call>" in template or not re.search(r"\btools\b", template):
+    if not re.search(r"\btools\b", template):
         return HERMES
+    tag = re.search(r"<((?:\w+:)?tool_call)>", template)
+    if tag is not None:
+        begin, end = tag[0], f"</{tag[1]}>"
+        return Style(begin, end, f"{begin}\n", f"\n{end}")
     if "[TOOL_CALLS]" in template and "[ARGS]" not in template:
         before = "[TOOL_CALLS] [" if "[TOOL_CALLS] [" in template else "[TOOL_CALLS]["
         return Style("[TOOL_CALLS]", "", before, "]")
