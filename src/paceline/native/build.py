@@ -166,6 +166,11 @@ def compiler_of(library: Path) -> str:
     return "an unknown compiler"
 
 
+def has_compiler() -> bool:
+    """Return whether this machine has one; asked by `hatch_build.py`."""
+    return _compiler() is not None
+
+
 def _cache() -> Path:
     from paceline.core.cache import cache_dir
 
