@@ -16,6 +16,7 @@ BAD: list[tuple[str, type[PacelineError], str, Callable[[Engine], object]]] = [
     ("blank text", PromptError, "empty", lambda e: e.generate(" \n")),
     ("empty raw text", PromptError, "empty", lambda e: e.generate("", raw=True)),
     ("empty list", PromptError, "empty", lambda e: e.generate([])),
+    ("bytes", PromptError, "text", lambda e: e.generate(b"hi")),  # type: ignore[call-overload]
     ("empty list in a list", PromptError, "empty", lambda e: e.generate([[]])),
     ("too long", PromptError, "400", lambda e: e.generate([5] * 400)),
     ("mixed list", PromptError, "token ids", lambda e: e.generate([1, "a"])),  # type: ignore[arg-type]

@@ -360,6 +360,25 @@ def test_a_pattern_with_many_states_takes_no_long_time(pattern: str) -> None:
     assert perf_counter() - begin < 20
 
 
+@pytest.mark.parametrize(
+    ("values", "other"),
+    [
+        ([f"w{each}x" for each in range(3000)], "w3000x"),
+        ([*range(3000)], 3000),
+        ([each / 4 for each in range(3000)], 0.1),
+        ([*range(1000), *map(str, range(1000)), None, True, [1], {"a": False}], [True]),
+    ],
+)
+def test_thousands_of_values_are_read_at_once_and_held(values: list[Any], other: Any) -> None:
+    begin = perf_counter()
+    grammar = GRAMMARS.json_schema({"allOf": [{"enum": values}, {"enum": [*values, other]}]})
+    assert perf_counter() - begin < 3
+    for value in (values[0], values[-1], values[len(values) // 2]):
+        assert says(grammar, json.dumps(value))
+    for value in (other, "nothing", 1e9):
+        assert not says(grammar, json.dumps(value))
+
+
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidOption, match="no end token"):
         Grammars(Tokenizer(tiny_tokenizer(320)), 320)

@@ -132,6 +132,6 @@ def _encoded(prompt: Prompt, tokenizer: Tokenizer, raw: bool, system: str | None
         return tokenizer.prompt(prompt, raw=raw, system=system)
     ids = [token for token in prompt if isinstance(token, int)]
     messages = [dict(message) for message in prompt if isinstance(message, Mapping)]
-    if (ids and messages) or len(ids) + len(messages) != len(prompt):
+    if isinstance(prompt, bytes) or (ids and messages) or len(ids) + len(messages) != len(prompt):
         raise PromptError("a prompt is text, a list of messages, or a list of token ids")
     return tokenizer.chat(messages) if messages else ids

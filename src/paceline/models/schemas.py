@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
-from itertools import accumulate, combinations, count, starmap
+from itertools import accumulate, combinations, count
 from math import lcm
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -524,7 +524,9 @@ class SchemaRules:
             return " | ".join(found) or None
         values = self._values(bases)
         if values is not None:
-            values = [each for each in values if self._fits(each, bases)]
+            sets = [set(map(_key, base["enum"])) for base in bases if "enum" in base]
+            bases = [{k: v for k, v in base.items() if k != "enum"} for base in bases]
+            values = [v for v in values if all(_key(v) in s for s in sets) and self._fits(v, bases)]
             if not values:
                 self._never("its values do not fit")
             return self._literals(values) if values else None
@@ -598,23 +600,21 @@ class SchemaRules:
 
     def _literals(self, values: Sequence[Any]) -> str:
         texts = [f"(?:{patterns.literal(v)})" for v in values if isinstance(v, str)]
-        others = [self._literal(v) for v in values if not isinstance(v, str)]
-        return " | ".join([*([self._term(f'/"(?:{"|".join(texts)})"/')] if texts else []), *others])
+        words = [_word(v) for v in values if not isinstance(v, str | list | Mapping)]
+        made = [self._term(f'/"(?:{"|".join(texts)})"/')] if texts else []
+        made += [self._term(f"/{'|'.join(words)}/")] if words else []
+        made += [self._literal(v) for v in values if isinstance(v, list | Mapping)]
+        return " | ".join(made)
 
     def _literal(self, value: Any) -> str:
-        if isinstance(value, str):
-            return self._term(f'/"{patterns.literal(value)}"/')
-        if isinstance(value, list | Mapping):
-            begin, end, comma = self._brackets("array" if isinstance(value, list) else "object")
-            if isinstance(value, Mapping):
-                parts = [f"{self._key(k)} {self._literal(v)}" for k, v in value.items()]
-            else:
-                parts = [*map(self._literal, value)]
-            return f"{begin} {f' {comma} '.join(parts)} {end}"
-        if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-            return self._term(rf"/{int(value)}(?:\.0)?/")
-        text = str(value) if isinstance(value, Decimal) else json.dumps(value)
-        return self._term(f"/{re.escape(text)}/")
+        if not isinstance(value, list | Mapping):
+            return self._literals([value])
+        begin, end, comma = self._brackets("array" if isinstance(value, list) else "object")
+        if isinstance(value, Mapping):
+            parts = [f"{self._key(k)} {self._literal(v)}" for k, v in value.items()]
+        else:
+            parts = [*map(self._literal, value)]
+        return f"{begin} {f' {comma} '.join(parts)} {end}"
 
     def _brackets(self, kind: str) -> tuple[str, str, str]:
         # The beginning, the end, and what stands between two parts.
@@ -881,9 +881,9 @@ _SIDES |= {other: side for side, other in _SIDES.items()}
 _NUMBERS = ("integer", "number")
 # Keywords that are true or false of a value: kinds of values that they look at, and how.
 _TESTS: dict[str, tuple[str | tuple[str, ...], Callable[[Any, Any], bool]]] = {
-    "enum": ("", lambda value, rule: any(_same(value, each) for each in rule)),
-    "const": ("", lambda value, rule: _same(value, rule)),
-    "not in": ("", lambda value, rule: not any(_same(value, each) for each in rule)),
+    "enum": ("", lambda value, rule: _key(value) in map(_key, rule)),
+    "const": ("", lambda value, rule: _key(value) == _key(rule)),
+    "not in": ("", lambda value, rule: _key(value) not in map(_key, rule)),
     "minimum": (_NUMBERS, lambda value, rule: _exact(value) >= _exact(rule)),
     "maximum": (_NUMBERS, lambda value, rule: _exact(value) <= _exact(rule)),
     "exclusiveMinimum": (_NUMBERS, lambda value, rule: _exact(value) > _exact(rule)),
@@ -892,10 +892,7 @@ _TESTS: dict[str, tuple[str | tuple[str, ...], Callable[[Any, Any], bool]]] = {
     "not whole": (("integer",), lambda value, rule: False),
     "required": (("object",), lambda value, rule: set(rule) <= set(value)),
     "not here": (("object",), lambda value, rule: set(rule).isdisjoint(value)),
-    "uniqueItems": (
-        ("array",),
-        lambda value, rule: not (rule and any(starmap(_same, combinations(value, 2)))),
-    ),
+    "uniqueItems": (("array",), lambda v, rule: not rule or len(set(map(_key, v))) == len(v)),
 }
 for _what, _of in _SIZED.items():
     _TESTS[f"min{_what}"] = (_of,), lambda value, rule: len(value) >= rule
@@ -937,11 +934,16 @@ def _kind(value: Any) -> str:
     return "object" if isinstance(value, Mapping) else "array"
 
 
-def _same(first: Any, second: Any) -> bool:
-    if isinstance(first, bool) or isinstance(second, bool):
-        return first is second
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(map(_same, first, second))
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return first.keys() == second.keys() and all(_same(v, second[k]) for k, v in first.items())
-    return bool(first == second)
+def _word(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return rf"{int(value)}(?:\.0)?"
+    return re.escape(str(value) if isinstance(value, Decimal) else json.dumps(value))
+
+
+def _key(value: Any) -> Hashable:
+    # Keys that are equal where JSON Schema takes values as the same: 1 is 1.0, and is not true.
+    if isinstance(value, list):
+        return list, *map(_key, value)
+    if isinstance(value, Mapping):
+        return dict, frozenset((key, _key(each)) for key, each in value.items())
+    return (bool, value) if isinstance(value, bool) else value
