@@ -105,6 +105,8 @@ class Walks:
                     known = (known[0], known[1] + 1)
                     if not self._allows(state, value) and not _loose(grammar.unheld):
                         return Verdict("wrong", f"does not allow {json.dumps(value)}", *known)
+        except InvalidOption as error:  # a limit of work, which is told
+            return Verdict("named", str(error), *known)
         except (ValidationError, ValueError) as error:
             said = getattr(error, "message", str(error))[:200]
             return Verdict("wrong", f"{said}: {text} beside {list(grammar.unheld)}", *known)
@@ -174,7 +176,9 @@ def judge_of(schema: Any) -> Any:
         import regex
 
         known = value
-        if isinstance(value, str) and "\\p{L" in rule:  # letters differ with Unicode's version
+        if "\\p{Ext" in rule:  # emoji differ with Unicode's version, and so do letters
+            return
+        if isinstance(value, str) and "\\p{L" in rule:
             known = "".join(_LETTER.get(unicodedata.category(c), c) for c in value)
         if isinstance(value, str) and not regex.search(_ecma(rule), known):
             yield exceptions.ValidationError(f"{value!r} does not match {rule!r}")
@@ -229,7 +233,7 @@ def _modern(schema: Any, lists: bool = True) -> Any:
         return schema
     draft = str(schema.get("$schema", ""))
     lists = lists and not any(each in draft for each in ("draft-06", "draft-07"))
-    said = ("enum", "const")
+    said = ("enum", "const", "dependentRequired")
     out = {k: each if k in said else _modern(each, lists) for k, each in schema.items()}
     if out.get("nullable") is True and isinstance(out.get("type"), str):
         out["type"] = [out["type"], "null"]

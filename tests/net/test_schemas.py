@@ -114,6 +114,10 @@ HELD: list[tuple[Any, list[str]]] = [
     ({"type": "number", "exclusiveMaximum": 0}, ["-9e-390", "-5e-324", "-0.0", "-2.5", "1e5"]),
     ({"type": "number", "maximum": 5e-324}, ["9e-324", "5e-324", "0", "-1e-7", "1e-7"]),
     ({"type": "number", "multipleOf": 5}, ["5", "10.0", "7", "5.5", "-20"]),
+    (
+        {"type": "number", "not": INT},
+        ["1.5", "1", "1.0", "1e2", "-0.25", "6049776021261395285.5", "1.00000000000000000001"],
+    ),
     ({"not": {"enum": [1, "a"]}}, ["1", "1.0", "2", '"a"', '"b"', "null"]),
     ({"type": "array", "contains": INT, "minContains": 0}, ["[]", '["a"]']),
     ({"$defs": {"a/b~": INT}, "$ref": "#/$defs/a~1b~0"}, ["1", '"a"']),

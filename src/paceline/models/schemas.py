@@ -661,7 +661,8 @@ class SchemaRules:
             return None
         made = f"({made}{zeros})" if zeros else made
         if any(base.get("not whole") for base in bases):
-            made = rf"({made} & ~/-?[0-9]+(?:\.0+)?/ & ~/(?s:.)*[eE](?s:.)*/)"
+            # Of digits that a float tells from a whole number.
+            made = rf"({made} & /-?(?:[0-9]{{1,8}}\.[0-9]{{0,6}}|[0-9]{{1,14}}\.)[1-9][0-9]*/)"
         for base in bases:
             for value in base.get("not in", ()):
                 if _kind(value) in ("integer", "number"):
