@@ -408,11 +408,12 @@ class Writer:
         for pattern, inner in at.get("patternProperties", {}).items():
             if self._draw.random() < share:
                 out.setdefault(sampled(pattern, self._draw), self.value(inner, depth + 1))
-        while rest is not False and self._draw.random() < 0.3:
-            name = self._string(at.get("propertyNames", {}), depth)
-            if "enum" in at.get("propertyNames", {}):
-                name = self._draw.choice(at["propertyNames"]["enum"])
-            out.setdefault(name, self.value(rest, depth + 1))
+        asked = at.get("propertyNames", {})
+        for name in asked.get("enum", ()):  # in the order of the schema
+            if rest is not False and self._draw.random() < 0.5:
+                out.setdefault(name, self.value(rest, depth + 1))
+        while rest is not False and "enum" not in asked and self._draw.random() < 0.3:
+            out.setdefault(self._string(asked, depth), self.value(rest, depth + 1))
         return out
 
 

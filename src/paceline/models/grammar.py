@@ -280,7 +280,7 @@ class Grammars:
             known = ", ".join(each[0] for each in map(_function, tools)) or "there is none"
             raise InvalidOption(f"mode {mode!r} calls a tool that is not given ({known})")
         style = SPACED if compact else FREE
-        calls, rows, unheld = [], [], []
+        calls, rows, unheld, size = [], [], [], 0
         for number, (name, schema, firm) in enumerate(called):
             named = f"the schema of tool {name!r}"
             try:
@@ -295,6 +295,9 @@ class Grammars:
             head = _quoted(f"{{{first}: {_json_text(name)}, {second}: ")
             calls.append(f'{head} {rules.root} "}}"')
             rows += rules.lines
+            size += sum(map(len, rules.lines))
+            if size > LARGEST:
+                raise InvalidOption(f"the grammar of {len(called)} tools is too large: give fewer")
         spell = self._spelled
         more = spell(f"{end}\n{begin}" if between is None else between)
         # Some models go on calling as long as they may.
