@@ -306,6 +306,13 @@ def _deep(levels: int) -> dict[str, Any]:
             "'f'.*not",
         ),
         (lambda: GRAMMARS.tool_calls(TOOLS, begin=""), "begin"),
+        (lambda: GRAMMARS.tool_calls([{**TOOLS[0], "name": "a"}] * 1000), "1000 tools"),
+        (
+            lambda: GRAMMARS.json_schema(
+                {"properties": dict.fromkeys(map(str, range(3000)), True)}
+            ),
+            "too large",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(make: Any, named: str) -> None:
