@@ -865,14 +865,12 @@ class SchemaRules:
         for size in range(len(usable) + 1):
             for chosen in combinations(usable, size):
                 rule = self._rule(self._inner(bases, chosen))
-                if rule is None:
-                    continue
                 parts = [content, *(usable[p] for p in chosen)]
                 parts += [f"~{usable[p]}" for p in usable if p not in chosen]
                 if names:
                     parts.append(f"~/(?:{'|'.join(map(patterns.literal, names))})/")
                 key = self._some(f'/"/ ({" & ".join(parts)}) /"{self._style.colon}/')
-                ways += [] if key is None else [f"{key} {rule}"]
+                ways += [f"{key} {rule}"] if key and rule else []
         return self._new(" | ".join(ways)) if ways else None
 
 
