@@ -176,7 +176,8 @@ def judge_of(schema: Any) -> Any:
         import regex
 
         known = value
-        if "\\p{Ext" in rule:  # emoji differ with Unicode's version, and so do letters
+        # Emoji and letters differ with Unicode's version.
+        if "\\p{Ext" in rule and isinstance(value, str) and not value.isascii():
             return
         if isinstance(value, str) and "\\p{L" in rule:
             known = "".join(_LETTER.get(unicodedata.category(c), c) for c in value)
@@ -414,7 +415,7 @@ class Writer:
                 out.setdefault(name, self.value(rest, depth + 1))
         while rest is not False and "enum" not in asked and self._draw.random() < 0.3:
             out.setdefault(self._string(asked, depth), self.value(rest, depth + 1))
-        return out
+        return {name: out[name] for name in [*members, *needed] if name in out} | out
 
 
 def sampled(pattern: str, draw: random.Random) -> str:
