@@ -374,7 +374,8 @@ class Writer:
         share = self._draw.choice([0, 1, 0.5, self._draw.random()])
         found = low * (1 - share) + high * share
         step = at.get("multipleOf")
-        return float(Decimal(str(step)) * int(found / step)) if step else found
+        found = float(Decimal(str(step)) * int(found / step)) if step else found
+        return int(found) if found.is_integer() else found
 
     def _string(self, at: Json, depth: int) -> str:
         if at.get("format") in _EXAMPLES:
