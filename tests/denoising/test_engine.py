@@ -11,7 +11,7 @@ from tests.helpers.serving import TEXT, Client, events, run
 from tests.helpers.tiny_model import save_directory, tiny_config
 
 import paceline
-from paceline.core.types import Denoising
+from paceline.core.types import Denoising, Speculation
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption
 
@@ -164,6 +164,10 @@ def test_requests_that_make_no_sense_are_refused(models):
     engine = load(models["block"])
     with pytest.raises(InvalidOption, match="prompt_logprobs have no meaning"):
         engine.prepare("dog", prompt_logprobs=1)
+    with pytest.raises(InvalidOption, match="a prediction is for models that predict the next"):
+        engine.prepare("dog", prediction="the dog")
+    with pytest.raises(InvalidOption, match="a draft is for models that predict the next token"):
+        engine.prepare("dog", speculation=Speculation(draft=(1, 2)))
     with pytest.raises(InvalidOption, match="sampler 'x' is unknown"):
         engine.prepare("dog", denoising=Denoising("x"))
     with pytest.raises(InvalidOption, match="forced_tokens holds the mask, token 319"):

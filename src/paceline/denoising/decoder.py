@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from paceline.core.metrics import Clock
 from paceline.core.target import Block, BlockTarget
@@ -47,6 +47,7 @@ class _Work:
 class DenoisingDecoder:
     """Decode sequences by processes. The prompt rides in the first forward of each."""
 
+    autoregressive: ClassVar[bool] = False
     costs: CostModel | None = None
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from paceline.core.target import Target
 from paceline.core.types import Denoising, FinishReason, SamplingParams
@@ -34,10 +34,12 @@ class Decoder(Protocol):
     """Decode a batch of sequences, step by step.
 
     Attributes:
+        autoregressive: whether texts grow from left to right, so that drafts may come with them.
         stops: rules that end a text.
         memory: of the target, if it is paged.
     """
 
+    autoregressive: ClassVar[bool]
     stops: StopRules
     memory: Memory | None
 

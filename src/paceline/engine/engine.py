@@ -265,7 +265,7 @@ class Engine:
         params = parameters(params or SamplingParams(), options, target.vocab_size)
         self.decoder.check(params, denoising, constraint is not None)
         if pooling is not None:
-            able = target.hidden_states and getattr(self.decoder, "pools", False)
+            able = target.hidden_states and self.decoder.autoregressive
             if pooling not in ("last", "mean") or not able:
                 raise InvalidOption(
                     f"pooling {pooling!r} is not possible with this model: use last or mean, and a "
@@ -279,8 +279,13 @@ class Engine:
         if prediction:
             known = self.tokenizer.encode(prediction) if isinstance(prediction, str) else prediction
             speculation = replace(speculation, prediction=tuple(known))
-        for drafted in (speculation.draft, speculation.prediction):
-            if drafted:
+        for name in ("draft", "prediction"):
+            if drafted := getattr(speculation, name):
+                if not self.decoder.autoregressive:
+                    raise InvalidOption(
+                        f"a {name} is for models that predict the next token, and this one fills a "
+                        "canvas: leave it out"
+                    )
                 token_ids(drafted, self.tokenizer, target.vocab_size, True, None)
         self.scheduler.check_prompt(len(ids) + len(resume))
         if len(ids) >= target.max_context:

@@ -47,7 +47,7 @@ class AutoregressiveDecoder:
     drafter cost nothing but drafts.
     """
 
-    pools: ClassVar[bool] = True  # it gives states of prompts
+    autoregressive: ClassVar[bool] = True
 
     def __init__(
         self,
