@@ -35,5 +35,7 @@ def test_a_file_is_answered_and_the_same_command_goes_on(
     assert out.read_bytes() == answers
     assert run([*command[:2], str(tmp_path), *command[3:]]) == 2
     assert "cannot be written" in capsys.readouterr().err
+    assert run([*command[:2], "-", *command[3:]]) == 2
+    assert "OUTPUT is a file" in capsys.readouterr().err
     assert run([*command[:2], str(tmp_path / "no" / "out"), *command[3:]]) == 2
     assert "cannot be written" in capsys.readouterr().err

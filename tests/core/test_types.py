@@ -10,8 +10,8 @@ from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PacelineError
 
 BAD: list[tuple[str, list[object]]] = [
-    ("temperature", [-0.1, math.nan, math.inf]),
-    ("top_k", [-1, 2**63]),
+    ("temperature", [-0.1, math.nan, math.inf, "1", None]),
+    ("top_k", [-1, 2**63, 40.0, "40"]),
     ("top_p", [0.0, -0.5, 1.01, math.nan]),
     ("min_p", [-0.01, 1.5, math.nan]),
     ("repetition_penalty", [0.0, -1.0, 1e-7, 1e7, math.inf, math.nan]),
@@ -40,6 +40,10 @@ BAD: list[tuple[str, list[object]]] = [
     ("mirostat_tau", [-0.1, math.nan, math.inf]),
     ("mirostat_eta", [-0.1, math.nan, math.inf]),
     ("samplers", ["top_k", ("tfs",), ("top_k", "top_k"), ("top_k", "dry")]),
+    ("max_new_tokens", [16.0, "16", None]),
+    ("seed", [1.5, None]),
+    ("logprobs", [2.0, "2"]),
+    ("stop", [b"end", 5, None, (5,)]),
 ]
 
 GOOD: list[tuple[str, list[object]]] = [

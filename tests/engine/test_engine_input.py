@@ -16,7 +16,11 @@ BAD: list[tuple[str, type[PacelineError], str, Callable[[Engine], object]]] = [
     ("blank text", PromptError, "empty", lambda e: e.generate(" \n")),
     ("empty raw text", PromptError, "empty", lambda e: e.generate("", raw=True)),
     ("empty list", PromptError, "empty", lambda e: e.generate([])),
-    ("bytes", PromptError, "text", lambda e: e.generate(b"hi")),  # type: ignore[call-overload]
+    ("bytes", PromptError, "not bytes", lambda e: e.generate(b"hi")),  # type: ignore[call-overload]
+    ("nothing", PromptError, "not NoneType", lambda e: e.generate(None)),  # type: ignore[call-overload]
+    ("a number", PromptError, "not int", lambda e: e.generate(5)),  # type: ignore[call-overload]
+    ("bias text", InvalidOption, "'5'", lambda e: e.generate("a", logit_bias={"5": 1})),
+    ("a schema", InvalidOption, "constraint", lambda e: e.generate("a", constraint={})),
     ("empty list in a list", PromptError, "empty", lambda e: e.generate([[]])),
     ("too long", PromptError, "400", lambda e: e.generate([5] * 400)),
     ("mixed list", PromptError, "token ids", lambda e: e.generate([1, "a"])),  # type: ignore[arg-type]

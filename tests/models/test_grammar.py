@@ -313,6 +313,15 @@ def _deep(levels: int) -> dict[str, Any]:
             ),
             "too large",
         ),
+        (lambda: GRAMMARS.regex("(?=a)b"), "expression is matched by no text"),
+        (lambda: GRAMMARS.lark("start: start"), "Lark grammar is matched by no text"),
+        (lambda: GRAMMARS.regex("\ud83d"), "expression is no UTF-8 text"),
+        (lambda: GRAMMARS.lark('start: "\ud83d"'), "Lark grammar is no UTF-8 text"),
+        (lambda: GRAMMARS.gbnf('root ::= "\ud83d"'), "GBNF grammar is no UTF-8 text"),
+        (lambda: GRAMMARS.choice(["a", "\ud83d"]), "choice is no UTF-8 text"),
+        (lambda: GRAMMARS.regex(b"a"), "expression must be text, not bytes"),  # type: ignore[arg-type]
+        (lambda: GRAMMARS.lark(None), "Lark grammar must be text"),  # type: ignore[arg-type]
+        (lambda: GRAMMARS.gbnf(5), "GBNF grammar must be text"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_wrong_is_named(make: Any, named: str) -> None:

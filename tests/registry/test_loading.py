@@ -372,6 +372,11 @@ def test_a_context_without_room_is_refused(context: int, model: str) -> None:
         load(model, runtime="tabular", max_context=context, progress=False)
 
 
+def test_no_threads_at_all_are_refused(model: str) -> None:
+    with pytest.raises(InvalidOption, match="threads must be 1 or more, not 0"):
+        load(model, runtime="tabular", threads=0, progress=False)
+
+
 @pytest.mark.parametrize("context", [2, 20, 256])
 def test_short_contexts_work_with_the_cost_model(context: int, model: str) -> None:
     engine = load(model, runtime="tabular", max_context=context, progress=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -77,6 +78,17 @@ def test_a_missing_field_is_named() -> None:
 def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest):
         decode(ChatRequest, body)
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [(r"\ud83d", r"\ud83d"), (r"\ud83d\ude00\uDE00", r"\uDE00"), (r"a\\\ud83d b", r"\ud83d")],
+)
+def test_half_of_a_pair_is_named(text: str, half: str) -> None:
+    with pytest.raises(BadRequest, match=f"{re.escape(half)} is half of a UTF-16 pair"):
+        decode(ChatRequest, f'{{"stop": "{text}"}}'.encode())
+    with pytest.raises(BadRequest, match="malformed"):
+        decode(ChatRequest, rb'{"stop": "\ud83d\ude00 \\ud83d" x}')
 
 
 def test_deep_nesting_is_refused() -> None:

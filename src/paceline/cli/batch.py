@@ -40,6 +40,8 @@ def batch(
             f"batches need the package {error.name}: pip install 'paceline[serve]'"
         ) from error
 
+    if str(out) == "-":
+        raise InvalidOption("OUTPUT is a file, which says what is answered: name one, not -")
     lines = read_lines(source)
     file, done = open_output(out)
     left = [line for line in lines if line.key not in done]

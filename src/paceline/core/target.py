@@ -24,6 +24,10 @@ class RuntimeOptions:
     prefix_tokens: int | None = None
     kv_precision: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise InvalidOption(f"threads must be 1 or more, not {self.threads}")
+
     def limit(self, context: int) -> int:
         """Return the longest sequence for a model with that context; InvalidOption if below 2."""
         if self.max_context is None:

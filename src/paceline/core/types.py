@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -403,6 +404,10 @@ class SamplingParams:
                 value = getattr(self, name)
                 check(least <= value <= most, name, f"from {least:g} to {most:g}")
 
+        for name, (kind, rule) in _NUMBERS.items():
+            value = getattr(self, name)
+            optional = name in ("logprobs", "prompt_logprobs")
+            check(isinstance(value, kind) or (optional and value is None), name, rule)
         finite = math.isfinite
         check(
             finite(self.temperature) and self.temperature >= 0, "temperature", "0 (greedy) or more"
@@ -429,7 +434,8 @@ class SamplingParams:
             "1 or more, or 0 with prompt_logprobs",
         )
         check(0 <= self.min_tokens <= self.max_new_tokens, "min_tokens", "from 0 to max_new_tokens")
-        check(not isinstance(self.stop, str), "stop", "a tuple of strings")
+        stops = isinstance(self.stop, list | tuple)
+        check(stops and all(isinstance(s, str) for s in self.stop), "stop", "a tuple of strings")
         check(all(self.stop), "stop", "free of empty strings")
         check_text("stop", self.stop)
         check(self.seed >= 0, "seed", "0 or more")
@@ -474,6 +480,11 @@ class SamplingParams:
 
 
 _FIELDS = SamplingParams.__slots__
+_NUMBERS = {
+    each.name: (Real, "a number") if type(each.default) is float else (Integral, "a whole number")
+    for each in fields(SamplingParams)
+    if type(each.default) in (int, float, type(None))
+}
 PRESETS: tuple[str, ...] = tuple(_FIELDS[_FIELDS.index("repeat_last_n") :])
 """Fields of the samplers that presets of other engines name."""
 

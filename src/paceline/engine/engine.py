@@ -260,6 +260,11 @@ class Engine:
             raise InvalidOption(
                 f"denoising must be a Denoising, such as Denoising('counts'), not {denoising!r}"
             )
+        if constraint is not None and not hasattr(constraint, "start"):
+            raise InvalidOption(
+                "constraint must be made by engine.grammar, as engine.grammar.regex('[0-9]+') is, "
+                f"not {repr(constraint)[:40]}"
+            )
         require(sample >= 0, "sample", sample, "0 or more")
         target = self.decoder.target.capabilities
         params = parameters(params or SamplingParams(), options, target.vocab_size)

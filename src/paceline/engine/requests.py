@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 from paceline.core.constraint import Constraint
@@ -19,6 +20,7 @@ from paceline.sampling.processors import Breakers
 Message = Mapping[str, Any]
 # Text (a user turn, or raw text), chat messages, or token ids.
 Prompt = str | List[Message] | List[int]
+_FORMS = "a prompt is text, a list of messages, or a list of token ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,10 @@ def parameters(
     for name in listed:
         given = getattr(params, name)
         for token in given.values() if name == "forced_tokens" else given:
-            if not 0 <= token < vocabulary:
+            if not (isinstance(token, Integral) and 0 <= int(token) < vocabulary):
                 raise InvalidOption(
-                    f"{name} holds token {token}, but the vocabulary has ids 0 to {vocabulary - 1}"
+                    f"{name} holds token {token!r}, but the vocabulary has ids 0 to "
+                    f"{vocabulary - 1}"
                 )
     if len(set(params.banned_tokens)) >= vocabulary:
         raise InvalidOption("banned_tokens holds the whole vocabulary: leave some token")
@@ -123,6 +126,8 @@ def token_ids(
 
 
 def _encoded(prompt: Prompt, tokenizer: Tokenizer, raw: bool, system: str | None) -> list[int]:
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, List):
+        raise PromptError(f"{_FORMS}, not {type(prompt).__name__}")
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
         check_text("the prompt", prompt, PromptError)
     check_text("system", system, PromptError)
@@ -132,6 +137,6 @@ def _encoded(prompt: Prompt, tokenizer: Tokenizer, raw: bool, system: str | None
         return tokenizer.prompt(prompt, raw=raw, system=system)
     ids = [token for token in prompt if isinstance(token, int)]
     messages = [dict(message) for message in prompt if isinstance(message, Mapping)]
-    if isinstance(prompt, bytes) or (ids and messages) or len(ids) + len(messages) != len(prompt):
-        raise PromptError("a prompt is text, a list of messages, or a list of token ids")
+    if (ids and messages) or len(ids) + len(messages) != len(prompt):
+        raise PromptError(_FORMS)
     return tokenizer.chat(messages) if messages else ids

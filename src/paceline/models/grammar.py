@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from paceline.core.options import check_text
 from paceline.core.types import BoolArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.gbnf import lark_lines
@@ -131,9 +132,7 @@ class GrammarState:
 
     def _check(self) -> None:
         # The matcher never raises; what ends it are its limits of work.
-        if self._matcher.is_error():
-            reason = _one_line(self._matcher.get_error())
-            raise InvalidOption(f"{self._named} needs too much work: {reason}; make it simpler")
+        _check_matcher(self._matcher, self._named)
 
 
 class Grammar(NamedTuple):
@@ -216,6 +215,7 @@ class Grammars:
     def regex(self, pattern: str) -> Grammar:
         """Return texts that a pattern (Rust's syntax, or ECMAScript's) matches as a whole."""
         named = "the regular expression"
+        _check_grammar(pattern, named)
         made = self._library.LLMatcher.grammar_from_regex(pattern)
         try:
             return self._compile(made, named, (), self._reasoning)
@@ -230,17 +230,21 @@ class Grammars:
 
     def lark(self, grammar: str) -> Grammar:
         """Return texts by a Lark grammar with a rule `start` (llguidance's dialect)."""
+        named = "the Lark grammar"
+        _check_grammar(grammar, named)
         made = self._library.LLMatcher.grammar_from_lark(grammar)
-        return self._compile(made, "the Lark grammar", (), self._reasoning)
+        return self._compile(made, named, (), self._reasoning)
 
     def gbnf(self, grammar: str) -> Grammar:
         """Return texts by a grammar of llama.cpp with a rule `root`."""
+        _check_grammar(grammar, "the GBNF grammar")
         return self._by_lark(lark_lines(grammar), "the GBNF grammar")
 
     def choice(self, texts: Sequence[str]) -> Grammar:
         """Return one of several texts."""
         if isinstance(texts, str) or not texts or not all(isinstance(t, str) for t in texts):
             raise InvalidOption("choices are a list of one text or more")
+        check_text("the choice", list(texts))
         return self._by_lark(["start: T", f"T: {' | '.join(map(_quoted, texts))}"], "the choice")
 
     def tool_calls(
@@ -366,6 +370,8 @@ class Grammars:
         if made_once.is_error():
             reason = _one_line(made_once.get_error())
             raise InvalidOption(f"{named} cannot be used: {reason}; change it")
+        made_once.compute_bitmask()
+        _check_matcher(made_once, named)
         ends = frozenset(self._tokenizer.eos_token_ids)
         return Grammar(partial(GrammarState, matcher, ends, self._vocabulary, named), unheld)
 
@@ -399,6 +405,20 @@ class Grammars:
             else:
                 parts.append(_quoted(words.decode_str(list(run))))
         return " ".join(parts)
+
+
+def _check_grammar(text: str, named: str) -> None:
+    if not isinstance(text, str):
+        raise InvalidOption(f"{named} must be text, not {type(text).__name__}")
+    check_text(named, text)
+
+
+def _check_matcher(matcher: llguidance.LLMatcher, named: str) -> None:
+    if matcher.is_error():
+        reason = _one_line(matcher.get_error())
+        if reason.startswith("NoExtension"):
+            raise InvalidOption(f"{named} is matched by no text: change it")
+        raise InvalidOption(f"{named} needs too much work: {reason}; make it simpler")
 
 
 def _function(tool: Mapping[str, Any]) -> tuple[str, Any, bool]:

@@ -325,6 +325,8 @@ _UNHEEDED: dict[str, tuple[Any, ...]] = {
     "keep_alive": (-1, "-1"),
     "verbose": (False,),
 }
+# Of escapes in JSON, half of a pair that stands alone: the decoder's words for it mislead.
+_HALF = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]\w\w)|\\.")
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 T = TypeVar("T", bound=Struct)
 _BUILDING = Lock()
@@ -352,7 +354,9 @@ def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[st
     except RecursionError as error:
         raise BadRequest("the JSON is nested too deeply: flatten it") from error
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise BadRequest(f"the body is no valid JSON ({error}): mend it") from error
+        halves = [found[1] for found in _HALF.finditer(data) if found[1]]
+        reason = f"{halves[0].decode()} is half of a UTF-16 pair" if halves else error
+        raise BadRequest(f"the body is no valid JSON ({reason}): mend it") from error
     if not isinstance(fields, dict):
         raise BadRequest("the body must be a JSON object")
     body, ignored = checked(kind, fields)
