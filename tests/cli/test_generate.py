@@ -271,11 +271,14 @@ def test_constrained_texts(command: Command, tmp_path: Path) -> None:
         assert command("generate", "the fox", *options).out == f"{text}\n"
 
 
+@pytest.mark.usefixtures("with_end")
 def test_wrong_constraints_are_named(command: Command, tmp_path: Path) -> None:
     (tmp_path / "a.lark").write_bytes(b"\xff")
     for options, named in (
         (("--regex", "a", "--json-schema", "{}"), "one of"),
         (("--json-schema", "nowhere.json"), "nowhere.json"),
+        (("--json-schema", "false"), "allows no value"),
+        (("--json-schema", "[]"), "must be an object"),
         (("--grammar", "a.txt"), "a.txt"),
         (("--grammar", str(tmp_path / "a.lark")), "a.lark"),
         (("--regex", "a", "--first-of", "2", "--temperature", "1"), "--first-of"),

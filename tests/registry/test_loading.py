@@ -375,6 +375,10 @@ def test_a_context_without_room_is_refused(context: int, model: str) -> None:
 def test_no_threads_at_all_are_refused(model: str) -> None:
     with pytest.raises(InvalidOption, match="threads must be 1 or more, not 0"):
         load(model, runtime="tabular", threads=0, progress=False)
+    with pytest.raises(InvalidOption, match="threads must be 1 or more, not '2'"):
+        load(model, runtime="tabular", threads="2", progress=False)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="model must be a name or a path as text, not None"):
+        load(None, progress=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("context", [2, 20, 256])

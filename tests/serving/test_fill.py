@@ -119,7 +119,9 @@ def test_models_without_such_tokens_are_named() -> None:
     async def asks(client: Client) -> None:
         body = {"prompt": "a", "suffix": "b"}
         assert (await client.refused("/v1/completions", body))["param"] == "suffix"
-        assert "no tokens to fill in" in (await client.refused("/infill", {}))["message"]
+        refused = await client.refused("/infill", {})
+        assert "no tokens to fill in" in refused["message"]
+        assert refused["param"] == "input_suffix"
         assert await client.ask("/v1/completions", body | {"suffix": "", "max_tokens": 1})
 
     run(asks)

@@ -188,7 +188,7 @@ def _check_numbers(command: Any) -> None:
         for name, value in given.items():
             most = 2**63 if isinstance(value, int) else math.inf
             if isinstance(value, int | float) and not abs(value) < most:
-                raise InvalidOption(f"{options[name]} {value} is no number to count with: mend it")
+                raise InvalidOption(f"{options[name]} {value} is no number below 2**63: mend it")
             if name == "seed" and value < 0:
                 raise InvalidOption(f"--seed must be 0 or more, not {value}")
         work(**given)

@@ -205,7 +205,7 @@ def _constraint(
     if regex is not None:
         return lambda engine: engine.grammar.regex(regex)
     if json_schema is not None:
-        inline = json_schema.lstrip().startswith("{")
+        inline = json_schema.lstrip()[:1] in ("{", "[") or json_schema in ("true", "false")
         schema = json_schema if inline else _file(Path(json_schema))
         check_text("--json-schema", schema)
         return lambda engine: engine.grammar.json_schema(schema)

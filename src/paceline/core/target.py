@@ -25,8 +25,8 @@ class RuntimeOptions:
     kv_precision: str | None = None
 
     def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise InvalidOption(f"threads must be 1 or more, not {self.threads}")
+        if self.threads is not None and not (isinstance(self.threads, int) and self.threads > 0):
+            raise InvalidOption(f"threads must be 1 or more, not {self.threads!r}")
 
     def limit(self, context: int) -> int:
         """Return the longest sequence for a model with that context; InvalidOption if below 2."""

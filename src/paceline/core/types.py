@@ -431,7 +431,7 @@ class SamplingParams:
         check(
             self.max_new_tokens >= least,
             "max_new_tokens",
-            "1 or more, or 0 with prompt_logprobs",
+            "1 or more (0 if only the prompt is scored)",
         )
         check(0 <= self.min_tokens <= self.max_new_tokens, "min_tokens", "from 0 to max_new_tokens")
         stops = isinstance(self.stop, list | tuple)

@@ -18,6 +18,7 @@ from math import lcm
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from paceline.core.options import check_text
 from paceline.errors import InvalidOption
 from paceline.models import numbers, patterns
 from paceline.models.gbnf import unending
@@ -153,6 +154,7 @@ class SchemaRules:
         self._size = 0
         self._numbers = count(1)
         try:
+            check_text(named, schema)
             self._objects = [*_objects(schema)]
             self._places = {id(each): place for each, place in self._objects}
             root = self._rule((schema,))
@@ -680,7 +682,8 @@ class SchemaRules:
         least = max((int(base.get(f"min{what}", 0)) for base in bases), default=0)
         most = min((int(base.get(f"max{what}", far)) for base in bases), default=far)
         if least > most:
-            self._never(f"min{what} {least} is above max{what} {most}")
+            limit = "the longest that is written," if most == far else f"max{what}"
+            self._never(f"min{what} {least} is above {limit} {most}")
         return least, most
 
     def _content(self, bases: Sequence[Any]) -> str | None:

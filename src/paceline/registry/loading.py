@@ -82,6 +82,8 @@ def load_model(
     options = options or RuntimeOptions()
     if runtime != "auto":
         registry.find("runtime", runtime)
+    if not isinstance(model, str):
+        raise InvalidOption(f"model must be a name or a path as text, not {model!r}")
     template = None if chat_template is None else _template(chat_template)
     facts = denoiser_options(denoiser)
     rows = facts.pop("rows", None)

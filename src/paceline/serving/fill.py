@@ -41,19 +41,24 @@ class InfillRequest(Several, kw_only=True):
 
 
 def fill_prompt(
-    tokenizer: Tokenizer, before: str, after: str, files: list[Extra] | None = None, begun: str = ""
+    tokenizer: Tokenizer,
+    before: str,
+    after: str,
+    files: list[Extra] | None = None,
+    begun: str = "",
+    field: str = "suffix",
 ) -> list[int]:
     """Return a prompt for what stands between two texts, and begins with `begun`.
 
-    Its tokens are those that the model was trained with; texts spell none. BadRequest if the model
-    has no such tokens.
+    Its tokens are those that the model was trained with; texts spell none. BadRequest, for
+    `field`, if the model has no such tokens.
     """
     known = {kind: _token(tokenizer, kind) for kind in _NAMES}
     if None in (known["prefix"], known["suffix"], known["middle"]):
         raise BadRequest(
-            "suffix: the model has no tokens to fill in the middle: leave it out, or take a model "
-            "that has, such as Qwen2.5-Coder",
-            "suffix",
+            f"{field}: the model has no tokens to fill in the middle: leave it out, or take a "
+            "model that has, such as Qwen2.5-Coder",
+            field,
         )
     parts: list[str | int | None] = [*tokenizer.around[0]]
     if files and None in (known["repo"], known["file"]):
@@ -100,7 +105,7 @@ def plan_infill(model: ServedModel, body: InfillRequest) -> Plan:
     before, after, extra = body.input_prefix, body.input_suffix, body.input_extra
     texts = [before, after, body.prompt, *(each.text for each in extra or ())]
     check_length(model, texts, "input_prefix")
-    ids = fill_prompt(model.tokenizer, before, after, extra, body.prompt)
+    ids = fill_prompt(model.tokenizer, before, after, extra, body.prompt, "input_suffix")
     asked = CompletionRequest(**own, prompt=[ids])
     asked.temperature = 0.8 if body.temperature is None else body.temperature
     return _filling(model, asked, [ids])
