@@ -323,12 +323,12 @@ def runtime_options(*groups: DataclassInstance, **single: Any) -> RuntimeOptions
     given = {k: v for group in groups for k, v in asdict(group).items() if k in known} | single
     for name in ("device", "precision"):
         require(given.get(name) != "", f"--{name}", "", "a name, or left out")
+    check_at_least_one(threads=given.get("threads"), max_context=given.get("max_context"))
     options = RuntimeOptions(**given)
     if options.kv_precision is not None:
         from paceline.runtimes.cpu.target import check_kv_precision
 
         check_kv_precision(options.kv_precision)
-    check_at_least_one(threads=options.threads, max_context=options.max_context)
     return options
 
 
