@@ -97,7 +97,6 @@ RECIPES = {
 def test_recipes_out_of_range_are_refused_before_anything_is_loaded(
     line: str, command: Command
 ) -> None:
-    pytest.importorskip("torch")
     outcome = command(*line.split())
     assert one_line(outcome)
     assert RECIPES[line] in outcome.err

@@ -16,6 +16,7 @@ from paceline.core.types import ROOT, Budget, DraftSampling, SamplingParams, Tok
 from paceline.policy.controller import ControllerContext
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_model import MARGIN, CostModelController
+from paceline.policy.draft_gate import DraftCost
 from paceline.sampling.distributions import from_dense
 from paceline.sampling.sequence import Sequence
 
@@ -384,6 +385,11 @@ def half() -> CostModelController:
 def test_drafts_that_cost_more_than_they_save_are_hardly_asked_for() -> None:
     assert share_asked(half(), 0.2) > 0.98  # but for a plain step to compare with
     assert share_asked(half(), 0.7) < 0.1
+
+
+def test_a_draft_that_was_held_up_counts_as_a_few_and_the_first_as_none() -> None:
+    cost = DraftCost()
+    assert [cost.add(each) for each in (9.0, 1.0, 1.0, 50.0)] == [0.0, 1.0, 1.0, 4.0]
 
 
 @pytest.mark.parametrize("scores", [True, False])

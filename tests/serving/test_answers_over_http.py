@@ -246,8 +246,12 @@ def test_a_request_may_bring_a_template_where_that_is_allowed() -> None:
         mark = engines.TOKENIZER.special_ids["<|im_start|>"]
         assert spelled["choices"][0]["prompt_token_ids"].count(mark) == 2
         for wrong in (
-            *("{% for %}", "{{ raise_exception('no') }}", "{{ ''.__class__.__mro__ }}"),
-            *("{{ messages[9].content }}", "x" * 100_001, 3),
+            "{% for %}",
+            "{{ raise_exception('no') }}",
+            "{{ ''.__class__.__mro__ }}",
+            "{{ messages[9].content }}",
+            "x" * 100_001,
+            3,
         ):
             error = await client.refused(CHATS, body | {"chat_template": wrong})
             assert error["param"] in ("chat_template", "messages"), wrong

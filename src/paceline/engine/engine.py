@@ -148,7 +148,6 @@ class Engine:
         self._turns = turns_of(decoder.target, capabilities.runtime not in _DIE_IN_FORKS)
         self._mail: dict[int, deque[Event]] = {}  # by request, what its reader has not taken
         self._kept: list[Event] = []  # of requests without a reader: for `step`
-        self._dropped: deque[int] = deque()
         self._next_id = 0
 
     @overload
@@ -350,7 +349,6 @@ class Engine:
                 request = self._start(prompt)
                 if mailed:  # events are stored until `_read`, whichever caller drives the steps
                     self._mail[request] = deque()
-            self._tidy()
         except BaseException:  # of Ctrl-C, which has waited for the end of the turn
             if request is not None:
                 self._drop(request)
@@ -392,7 +390,6 @@ class Engine:
         with self._turns:
             self._advance()
             events, self._kept = self._kept, []
-        self._tidy()
         return events
 
     def checked_step(self) -> list[Event]:
@@ -404,7 +401,6 @@ class Engine:
         return events
 
     def _advance(self) -> None:
-        self._cancel_dropped()
         events: list[Event] = []
         try:
             while True:
@@ -430,9 +426,7 @@ class Engine:
     def cancel(self, request: int) -> Completion | None:
         """End a request. Return its completion so far (also its stream's last event), or None."""
         with self._turns:
-            completion = self._cancel(request)
-        self._tidy()
-        return completion
+            return self._cancel(request)
 
     def _cancel(self, request: int) -> Completion | None:
         self._kept = [event for event in self._kept if event.request != request]
@@ -468,7 +462,6 @@ class Engine:
                     self._advance()
                 if not mail and all(each.sequence.id != request for each in self.scheduler):
                     raise EngineFailed("an interrupted step has lost the request: ask again")
-            self._tidy()
         event = mail.popleft()
         if event.error is not None:
             raise event.error
@@ -481,21 +474,11 @@ class Engine:
 
     def _drop(self, request: int) -> None:
         # Finalisers come here too, from any thread and in the midst of a step: nothing waits.
-        self._dropped.append(request)
-        self._tidy()
-
-    def _tidy(self) -> None:
-        while self._dropped and self._turns.now():
-            try:
-                self._cancel_dropped()
-            finally:
-                self._turns.__exit__(None, None, None)
-
-    def _cancel_dropped(self) -> None:
-        while self._dropped:
-            request = self._dropped.popleft()
+        def end() -> None:
             self._cancel(request)
             self._mail.pop(request, None)
+
+        self._turns.later(end)
 
     def _resume(self, sequence: Sequence, tokens: List[int], transcript: Transcript) -> None:
         # From here on the request is like a preempted one: its tokens are read with the prompt.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
+from collections.abc import Callable
 from importlib import import_module
 from types import FrameType
 from typing import Any
@@ -26,6 +28,7 @@ class Turns:
         """Say whether what it guards works in a process that was forked off."""
         self._survives = survives_fork
         self._lost: str | None = None
+        self._waiting: deque[Callable[[], None]] = deque()
         self._held: _Held
         self.renew()
         _ALL.add(self)
@@ -38,15 +41,15 @@ class Turns:
         self._take(wait=True)
 
     def __exit__(self, _kind: object, error: object, _at: object) -> None:
-        held = self._held
-        self._turn.release()
-        self._inside.discard(threading.get_ident())
-        held.release(told=isinstance(error, KeyboardInterrupt))
+        try:
+            self._end(told=isinstance(error, KeyboardInterrupt))
+        finally:
+            self._catch_up()
 
-    def now(self) -> bool:
-        """Enter if that needs no waiting, as finalisers must; `__exit__` ends the turn."""
-        free = self._lost is None and threading.get_ident() not in self._inside
-        return free and self._take(wait=False)
+    def later(self, work: Callable[[], None]) -> None:
+        """Do what must not wait, as in finalisers: now if that is free, else as a turn ends."""
+        self._waiting.append(work)
+        self._catch_up()
 
     def renew(self) -> None:
         """Begin anew, as a process that was forked off."""
@@ -59,6 +62,23 @@ class Turns:
         elif not self._survives:
             self._lost = "this runtime does not survive a fork: load an engine in the new process"
         self.renew()
+
+    def _end(self, told: bool = False) -> None:
+        held = self._held
+        try:
+            while self._waiting:
+                self._waiting.popleft()()
+        finally:
+            self._turn.release()
+            self._inside.discard(threading.get_ident())
+            held.release(told)
+
+    def _catch_up(self) -> None:
+        # Whoever came too late for the end of a turn and too early for the next one.
+        while self._waiting and self._lost is None and threading.get_ident() not in self._inside:
+            if not self._take(wait=False):
+                return
+            self._end()
 
     def _take(self, wait: bool) -> bool:
         held, taken = _Held(), False

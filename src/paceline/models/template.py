@@ -31,7 +31,12 @@ from paceline.errors import PromptError
 OWN, TOLD, LAST, TAG, MIXED = b"o", b"t", b"l", b"r", b"?"
 # What a template may raise while it is read or rendered, beside Jinja's own errors.
 REFUSALS = (
-    *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError),
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
     SyntaxError,  # "break" in a macro
 )
 # Neither repr nor JSON shows it as it is.

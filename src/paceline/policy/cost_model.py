@@ -111,6 +111,7 @@ class Chains:
         self._reach = ChainReach(limit.depth, acceptance)
         self._level_seconds = level_seconds
         self._gate = DraftGate.every(CHAIN_RETRY)
+        self._cost = DraftCost()
 
     def budgets(self, sequences: List[Sequence], costs: CostModel, beside: int) -> list[Budget]:
         """Return the depths that commit most tokens per second together (`best_depths`)."""
@@ -142,11 +143,9 @@ class Chains:
                 self._reach.learn(sequence.id, depth, len(verdict.path))
         if deepest:
             roots = len(sequences)
-            plain, drafted = (
-                costs.time(roots, roots),
-                costs.time(roots + sum(map(len, drafts)), roots),
-            )
-            self._gate.lose((draft_seconds + drafted) / plain - 1 - right / roots)
+            seconds = costs.span(roots, sum(map(len, drafts)), roots)
+            took = self._cost.add(draft_seconds) + seconds[-1]
+            self._gate.lose(took / seconds[0] - 1 - right / roots)
             self._level_seconds += LEVEL_SMOOTHING * (draft_seconds / deepest - self._level_seconds)
 
     def close(self, sequence: Sequence) -> None:
@@ -389,13 +388,13 @@ class CostModelController(Controller):
         self._acceptance.learn(sequences, drafts, verdicts)
         spent = draft_seconds + self._choosing + perf_counter() - begin
         # What is saved was estimated: a machine that is held up takes longer for both.
-        worth.cost.add(spent / self.costs.pace)
+        counted = worth.cost.add(spent / self.costs.pace)
         # Drafts stand for all steps since the last ones, as far as so few can.
         saved, roots = worth.sizing.saved, len(sequences)
         worth.gate.learn(saved, min(worth.gate.steps * roots, DRAFT_RETRY_SELDOM))
         worth.gate.retry(saved > worth.cost.value, roots)
         plain = self.costs.time(roots, roots)
-        worth.gate.lose((spent / self.costs.pace - saved) / plain)
+        worth.gate.lose((counted - saved) / plain)
 
     def close(self, sequence: Sequence) -> None:
         self._acceptance.close(sequence)

@@ -42,7 +42,6 @@ class DraftGate:
         self.waited = 0
         self.steps = 1
         self.lost = 0.0
-        self._judged = False
         self._first, self._interval, self._longest = first, first, longest
 
     @classmethod
@@ -75,10 +74,8 @@ class DraftGate:
         self.gain.add_run(gain, times)
 
     def lose(self, steps: float) -> None:
-        """Note what a draft took beyond what it saved; the first has much to make ready."""
-        if self._judged:
-            self.lost = max(0.0, self.lost + steps)
-        self._judged = True
+        """Note what a draft took beyond what it saved."""
+        self.lost = max(0.0, self.lost + steps)
 
     def retry(self, paid: bool, drafts: int = 1) -> None:
         """Set the interval after a step with so many drafts: good drafts come in runs."""
@@ -95,10 +92,14 @@ class DraftCost:
         self._mean = DecayedMean(GATE_MEMORY)
         self.begun = False
 
-    def add(self, cost: float) -> None:
-        if self.begun:
-            self._mean.add(min(cost, DRAFT_OUTLIER * self.value) if self.value else cost)
-        self.begun = True
+    def add(self, cost: float) -> float:
+        """Return as much of the cost as counts."""
+        counted = min(cost, DRAFT_OUTLIER * self.value) if self.value else cost
+        if not self.begun:
+            self.begun = True
+            return 0.0
+        self._mean.add(counted)
+        return counted
 
     @property
     def value(self) -> float:

@@ -31,7 +31,10 @@ class Extra(Struct):
 
 class InfillRequest(Several, kw_only=True):
     unheeded: ClassVar[tuple[str, ...]] = (
-        *("prompt_logprobs", "return_token_ids", "return_sources", "return_progress"),
+        "prompt_logprobs",
+        "return_token_ids",
+        "return_sources",
+        "return_progress",
         "stream_options",
     )
     input_prefix: str = ""

@@ -40,10 +40,16 @@ _SILENT = (
 )
 # Fields of objects at any place that say nothing to a model.
 _MUTE = frozenset(
-    (
-        *("annotations", "cache_control", "encrypted_content"),
-        *("id", "index", "logprobs", "status", "type"),
-    )
+    [
+        "annotations",
+        "cache_control",
+        "encrypted_content",
+        "id",
+        "index",
+        "logprobs",
+        "status",
+        "type",
+    ]
 )
 _SAID = "role content refusal name tool_call_id reasoning_content tool_calls function_call"
 _SHORT = reprlib.Repr()

@@ -24,11 +24,9 @@ from paceline.serving.protocol import BadRequest, ChatRequest, CompletionRequest
 Json = dict[str, Any]
 T = TypeVar("T", ChatRequest, CompletionRequest)
 # Options of sampling, which requests have under the same names, and Ollama's values for some.
-_OPTIONS = frozenset(
-    (
-        *("temperature", "top_k", "top_p", "min_p", "tfs_z", "seed", "stop", "max_tokens"),
-        *("repeat_penalty", "presence_penalty", "frequency_penalty", *PRESETS),
-    )
+_OPTIONS = frozenset(PRESETS).union(
+    ["temperature", "top_k", "top_p", "min_p", "tfs_z", "seed", "stop", "max_tokens"],
+    ["repeat_penalty", "presence_penalty", "frequency_penalty"],
 )
 _USUAL = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
