@@ -52,6 +52,16 @@ def together(*works: Callable[[], Any], seconds: float = 60) -> list[Any]:
     return found
 
 
+def in_each_step(target: Target, act: Callable[[], Any]) -> None:
+    genuine = target.forward
+
+    def forward(passes: Any) -> Any:
+        act()
+        return genuine(passes)
+
+    target.forward = forward  # type: ignore[method-assign]
+
+
 def params(seed: int) -> SamplingParams:
     return SamplingParams(temperature=1.0, seed=seed, max_new_tokens=30)
 
@@ -134,13 +144,7 @@ def test_a_stream_that_ends_in_the_midst_of_a_step() -> None:
     engine = make(target)
     stream = engine.stream(PROMPTS[1], params(2))
     next(stream)
-    genuine = target.forward
-
-    def forward(passes: Any) -> Any:
-        stream.close()
-        return genuine(passes)
-
-    target.forward = forward  # type: ignore[method-assign]
+    in_each_step(target, stream.close)
     expected = make().generate(PROMPTS[0], params(1)).text
     assert engine.generate(PROMPTS[0], params(1)).text == expected
     assert engine.pending == 0
@@ -301,13 +305,7 @@ def test_turns_go_by_the_order_of_asking() -> None:
 def test_a_step_cannot_call_its_own_engine() -> None:
     target = Target()
     engine = make(target)
-    genuine = target.forward
-
-    def forward(passes: Any) -> Any:
-        engine.step()
-        return genuine(passes)
-
-    target.forward = forward  # type: ignore[method-assign]
+    in_each_step(target, engine.step)
     with pytest.raises(PacelineError, match="its own engine"):
         engine.generate(PROMPTS[0], SAMPLED)
 
@@ -391,13 +389,7 @@ def test_from_a_finaliser() -> None:
     told: list[str] = []
     late = [Late(engine, told), Late(engine, told)]
     del late[0]
-    genuine = target.forward
-
-    def forward(passes: Any) -> Any:
-        late.clear()
-        return genuine(passes)
-
-    target.forward = forward  # type: ignore[method-assign]
+    in_each_step(target, late.clear)
     expected = make().generate(PROMPTS[0], params(1)).text
     assert engine.generate(PROMPTS[0], params(1)).text == expected
     assert told == [expected, "a step cannot call its own engine: use another engine"]
