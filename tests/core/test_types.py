@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
+from dataclasses import fields
 
 import pytest
 
@@ -82,3 +84,11 @@ def test_good_values_are_taken(name: str, value: object) -> None:
 def test_greedy_is_temperature_zero() -> None:
     assert SamplingParams().greedy
     assert not SamplingParams(temperature=0.1).greedy
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(SamplingParams)])
+def test_values_of_any_kind_are_taken_or_refused_by_name(name: str) -> None:
+    odd = ("1", None, b"x", [1], [None], [[1]], {}, {"a": 1}, {1: "a"}, math.nan, True, object())
+    for value in odd:
+        with suppress(InvalidOption):
+            SamplingParams(**{name: value})

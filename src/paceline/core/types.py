@@ -7,8 +7,8 @@ and values are not cached yet. A *verdict* is the accepted path and the next tok
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Literal, NamedTuple
 
@@ -404,10 +404,11 @@ class SamplingParams:
                 value = getattr(self, name)
                 check(least <= value <= most, name, f"from {least:g} to {most:g}")
 
-        for name, (kind, rule) in _NUMBERS.items():
+        for name, (kind, rule) in _KINDS.items():
             value = getattr(self, name)
             optional = name in ("logprobs", "prompt_logprobs")
-            check(isinstance(value, kind) or (optional and value is None), name, rule)
+            fits = isinstance(value, kind) and not isinstance(value, str | bytes)
+            check(fits or (optional and value is None), name, rule)
         finite = math.isfinite
         check(
             finite(self.temperature) and self.temperature >= 0, "temperature", "0 (greedy) or more"
@@ -423,7 +424,7 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             check(abs(getattr(self, name)) <= LARGEST, name, f"within {LARGEST:g} of 0")
         check(
-            all(abs(bias) <= LARGEST for bias in self.logit_bias.values()),
+            all(isinstance(b, Real) and abs(b) <= LARGEST for b in self.logit_bias.values()),
             "logit_bias",
             f"within {LARGEST:g} of 0 for every token",
         )
@@ -434,8 +435,7 @@ class SamplingParams:
             "1 or more (0 if only the prompt is scored)",
         )
         check(0 <= self.min_tokens <= self.max_new_tokens, "min_tokens", "from 0 to max_new_tokens")
-        stops = isinstance(self.stop, list | tuple)
-        check(stops and all(isinstance(s, str) for s in self.stop), "stop", "a tuple of strings")
+        check(all(isinstance(s, str) for s in self.stop), "stop", "a tuple of strings")
         check(all(self.stop), "stop", "free of empty strings")
         check_text("stop", self.stop)
         check(self.seed >= 0, "seed", "0 or more")
@@ -452,12 +452,12 @@ class SamplingParams:
         check(0 < self.typical_p <= 1, "typical_p", "in (0, 1]")
         check(self.mirostat in (0, 1, 2), "mirostat", "0 (off), 1 or 2")
         words, order = self.dry_sequence_breakers, self.samplers
-        proper = not isinstance(words, str) and all(0 < len(word) <= 40 for word in words)
+        proper = all(isinstance(word, str) and 0 < len(word) <= 40 for word in words)
         rule = "a tuple of at most 64 strings of 1 to 40 characters"
         check(proper and len(words) <= 64, "dry_sequence_breakers", rule)
         check_text("dry_sequence_breakers", words)
         early = [name in SAMPLERS[:2] for name in order]
-        known = not isinstance(order, str) and set(order) <= set(SAMPLERS)
+        known = all(name in SAMPLERS for name in order)
         rule = f"a tuple of {', '.join(SAMPLERS)}, once each, penalties and dry before the others"
         right = known and len(set(order)) == len(order) and early == sorted(early, reverse=True)
         check(right, "samplers", rule)
@@ -480,10 +480,17 @@ class SamplingParams:
 
 
 _FIELDS = SamplingParams.__slots__
-_NUMBERS = {
-    each.name: (Real, "a number") if type(each.default) is float else (Integral, "a whole number")
+_OF_DEFAULT = {
+    float: (Real, "a number"),
+    int: (Integral, "a whole number"),
+    type(None): (Integral, "a whole number"),
+    tuple: (Collection, "a tuple"),
+    type(MISSING): (Mapping, "a mapping of tokens"),
+}
+_KINDS: dict[str, tuple[type, str]] = {
+    each.name: _OF_DEFAULT[type(each.default)]
     for each in fields(SamplingParams)
-    if type(each.default) in (int, float, type(None))
+    if type(each.default) in _OF_DEFAULT
 }
 PRESETS: tuple[str, ...] = tuple(_FIELDS[_FIELDS.index("repeat_last_n") :])
 """Fields of the samplers that presets of other engines name."""

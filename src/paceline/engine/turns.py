@@ -74,7 +74,7 @@ class Turns:
             held.release(told)
 
     def _catch_up(self) -> None:
-        # Whoever came too late for the end of a turn and too early for the next one.
+        # For work that came too late for the end of a turn and too early for the next one.
         while self._waiting and self._lost is None and threading.get_ident() not in self._inside:
             if not self._take(wait=False):
                 return
