@@ -117,7 +117,7 @@ def test_no_new_tokens_where_only_those_of_the_prompt_count() -> None:
     events = list(engine.events([5], PARAMS, max_new_tokens=0))
     assert [event.completion.prompt_logprobs for event in events if event.completion] == [()]
     assert target.memory.free == target.memory.blocks
-    with pytest.raises(InvalidOption, match="max_new_tokens must be 1 or more, or 0 with prompt_"):
+    with pytest.raises(InvalidOption, match=r"must be 1 or more .0 if only the prompt is scored"):
         engine.add(PROMPT, max_new_tokens=0)
     with pytest.raises(InvalidOption, match="prompt_logprobs must be 0 or more, or None, not -1"):
         engine.add(PROMPT, prompt_logprobs=-1)
