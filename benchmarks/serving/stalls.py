@@ -97,6 +97,8 @@ def bodies() -> Iterator[tuple[str, str, bytes, dict[str, str]]]:
         ("schema of 7 MB", CHAT, SAY | schema({"a": {"description": words}})),
         ("choices", CHAT, SAY | {"guided_choice": [f"c{i}" for i in range(200_000)]}),
         ("regex of 1 MB", CHAT, SAY | {"regex": "(a|b)?" * 170_000}),
+        ("regex of 290 KB", CHAT, SAY | {"regex": "(a|b)?" * 48_000}),
+        ("regex of 95 KB", CHAT, SAY | {"regex": "(a|b)?" * 16_000}),
         ("regex of counts", CHAT, SAY | {"regex": "((a{1,500}){1,500}){1,500}"}),
         ("grammar of 1 MB", CHAT, SAY | {"grammar": 'root ::= "a"\n' + 'x ::= "b"\n' * 100_000}),
         ("metadata of 7 MB", CHAT, SAY | {"metadata": {"resume_token_ids": words}}),

@@ -18,7 +18,7 @@ from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.statistics.recycling import Recycling
 from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
-from paceline.engine.prefill import Chunk, Prefiller
+from paceline.engine.prefill import Chunk, KeptFeatures, Prefiller
 from paceline.engine.scheduler import QueueFull
 from paceline.engine.stopping import StopRules
 from paceline.errors import ContextExceeded
@@ -368,6 +368,55 @@ def test_features_before_a_gap_are_dropped() -> None:
     assert features is not None
     assert features[:, 0].astype(int).tolist() == second.tokens[:-1][-len(features) :]
     assert len(features) < len(second.tokens) - 17
+
+
+class FeaturedRecycling(Recycling):
+    """Drafts, partly right, and checks the features it gets."""
+
+    needs = replace(Recycling.needs, features=True, recent=16)
+
+    def __init__(self) -> None:
+        super().__init__(VOCABULARY)
+        self.opened: list[int] = []
+
+    def read(self, sequence: Sequence, features: LogitArray) -> None:
+        LastFeatured.read(self, sequence, features)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("drafter", [LastFeatured, FeaturedRecycling])
+@pytest.mark.parametrize("length", [5, 31, 32, 33, 64, 90])
+def test_a_second_turn_reads_its_new_tokens_and_a_block_at_most(
+    drafter: type[LastFeatured], length: int
+) -> None:
+    engine, _ = make(40, drafter(), context=600, step_tokens=20)
+    turn = [9] * length
+    params = replace(LONG, max_new_tokens=45)
+    for new in (0, 1, 7, 40, 64):
+        turn += [11] * new
+        done = engine.generate(turn, params)
+        read = len(turn) - done.stats.cached_tokens
+        assert read <= (new + 1 + BLOCK if new else length)
+        assert key(done) == key(alone(turn, params, context=600))
+        turn += done.token_ids
+
+
+def test_features_that_are_kept_stay_within_their_bytes_and_the_least_used_go_first() -> None:
+    kept = KeptFeatures(4, most=3 * 4 * 8)
+    rows = np.arange(40, dtype=np.float32).reshape(20, 2)
+    assert len(kept.add(list(range(10)), rows[:10])) == 2  # behind the last full block
+    begin, found = kept.behind(list(range(10)), 5)
+    assert (begin, len(found)) == (4, 4)
+    assert kept.behind([1, *range(1, 10)], 0) == (0, None)  # another token in front
+    kept.behind(list(range(4)), 0)
+    kept.add(list(range(20)), rows[12:])
+    begin, found = kept.behind(list(range(20)), 12)
+    assert begin == 12
+    assert (found == rows[12:]).all()
+    assert kept.behind(list(range(8)), 4) == (4, None)  # the oldest went
+    assert kept.behind(list(range(4)), 0)[1] is not None
+    kept.add(list(range(60)), np.zeros((60, 2), dtype=np.float32))  # more than there is room for
+    assert kept.behind(list(range(60)), 0) == (0, None)
+    assert np.shape(kept.behind(list(range(60)), 48)[1]) == (12, 2)
 
 
 def test_drafts_shrink_before_anybody_is_preempted_for_them() -> None:

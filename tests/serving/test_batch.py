@@ -145,6 +145,8 @@ def test_a_line_that_cannot_be_told_apart_is_an_error_of_its_own(tmp_path: Path,
 def test_an_input_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="cannot be read"):
         read_lines(tmp_path / "none")
+    with pytest.raises(InvalidOption, match="more than 1024 MiB"):
+        read_lines(Path("/dev/zero"))
 
 
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -121,6 +121,12 @@ def test_null_is_a_field_left_out() -> None:
     assert body == decode(ChatRequest, json.dumps(USER).encode())[0]
 
 
+def test_an_empty_stop_text_among_others_is_told() -> None:
+    data = b'{"messages": [{"role": "user", "content": "a"}], "stop": %s}'
+    assert decode(ChatRequest, data % b'["", "b", ""]')[1] == ["stop[0]", "stop[2]"]
+    assert decode(ChatRequest, data % b'""')[1] == decode(ChatRequest, data % b"[]")[1] == []
+
+
 def test_unknown_fields_are_told_or_refused() -> None:
     asked = json.dumps(USER | {"no_such_field": 0.5, "nothing": None}).encode()
     assert decode(ChatRequest, asked)[1] == ["no_such_field"]

@@ -190,6 +190,8 @@ class AutoregressiveDecoder:
         commits = list(map(self._commit, sequences, selected, verdicts, outputs))
         steps = zip(sequences, selected, verdicts, outputs, strict=True)
         told = [each for each, done in zip(steps, commits, strict=True) if done.error is None]
+        for sequence, _, verdict, output in told:
+            self._prefiller.committed(sequence, output.features, verdict.path)
         with clock("draft"):
             self._drafting.observe(told)
         self._learn([each for each in told if each[1].source not in _FOREIGN], clock)

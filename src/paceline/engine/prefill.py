@@ -5,7 +5,10 @@ Chunks are passes without drafts in other sequences' forwards; their boundaries 
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
 from collections.abc import Sequence as List
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -97,13 +100,64 @@ def _reads_for(first: Sequence, second: Sequence, block: int) -> bool:
     return common - cached >= _WORTH_WAITING
 
 
+# Bytes of features that are kept for later sequences.
+FEATURE_BYTES = 64 << 20
+
+
+class KeptFeatures:
+    """Features of full blocks of tokens, for drafters of later sequences with the same prefix.
+
+    The least recently used go first.
+    """
+
+    def __init__(self, block: int, most: int = FEATURE_BYTES) -> None:
+        """Keep at most so many bytes, in blocks of so many tokens."""
+        self.block, self._most = block, most
+        self._blocks: OrderedDict[bytes, LogitArray] = OrderedDict()
+
+    def add(self, tokens: List[int], features: LogitArray) -> LogitArray:
+        """Keep the full blocks of features of the last of `tokens`; return the rows behind them."""
+        features = features[-(self._most // features[0].nbytes) :]
+        first = len(tokens) - len(features)
+        begin = -(-first // self.block) * self.block
+        for end, key in self._keys(tokens, begin):
+            rows = features[end - self.block - first : end - first]
+            self._blocks[key] = rows.copy()
+            self._blocks.move_to_end(key)
+            begin = end
+        while len(self._blocks) * self.block * features[0].nbytes > self._most:
+            self._blocks.popitem(last=False)
+        return features[max(0, begin - first) :].copy()
+
+    def behind(self, tokens: List[int], begin: int) -> tuple[int, LogitArray | None]:
+        """Return where the block of `begin` begins, and features from there on, as far as kept."""
+        found = []
+        begin -= begin % self.block
+        for _, key in self._keys(tokens, begin):
+            if key not in self._blocks:
+                break
+            self._blocks.move_to_end(key)
+            found.append(self._blocks[key])
+        return begin, np.concatenate(found) if found else None
+
+    def _keys(self, tokens: List[int], begin: int) -> Iterator[tuple[int, bytes]]:
+        # End and name of each full block: features depend on all tokens before.
+        name = blake2b(np.array(tokens[:begin]).tobytes(), digest_size=16)
+        for end in range(begin + self.block, len(tokens) + 1, self.block):
+            name.update(np.array(tokens[end - self.block : end]).tobytes())
+            yield end, name.digest()
+
+
 class Prefiller:
     """Open, prefill and release the caches of sequences in one target."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._paged = memory_of(target) is not None
+        memory = memory_of(target)
+        self._paged = memory is not None
         self._features: dict[int, list[LogitArray]] = {}
+        self._kept = KeptFeatures(1 if memory is None else memory.block)
+        self._tails: dict[int, list[LogitArray]] = {}  # features of blocks that are not full yet
 
     def open(self, sequence: Sequence, needs: Needs, sibling: Sequence | None = None) -> None:
         """Open a cache, which may already hold what a sibling or others have cached."""
@@ -128,10 +182,15 @@ class Prefiller:
     def share(self, sequence: Sequence, needs: Needs) -> None:
         if not self._paged:
             return
-        read = sequence.cache.length
-        sequence.cache.share(sequence.tokens[: _shareable(sequence, needs)])
+        read, limit = sequence.cache.length, _shareable(sequence, needs)
+        begin, known = limit, None
+        if needs.features and needs.recent is not None:
+            begin, known = self._kept.behind(sequence.tokens[: _unasked(sequence)], limit)
+        sequence.cache.share(sequence.tokens[: limit if known is None else begin + len(known)])
         if sequence.cache.length != read:
-            self._features.pop(sequence.id, None)  # features must be contiguous
+            self._forget(sequence)  # features must be contiguous
+            if known is not None and sequence.cache.length > begin:
+                self._features[sequence.id] = [known[: sequence.cache.length - begin]]
             if not sequence.generated:
                 sequence.stats.cached_tokens += sequence.cache.length - read
 
@@ -193,9 +252,31 @@ class Prefiller:
         self._features.pop(sequence.id, None)
         sequence.reading = False
 
+    def committed(self, sequence: Sequence, features: LogitArray | None, path: List[int]) -> None:
+        """Keep the features of a step, of the root and of a path of its draft."""
+        nodes = [0, *(node + 1 for node in path)]
+        self._keep(sequence, None if features is None else features[nodes])
+
+    def _keep(self, sequence: Sequence, features: LogitArray | None) -> None:
+        # Features of the last cached tokens, for later sequences; None makes a gap.
+        parts = self._tails.pop(sequence.id, [])
+        if features is None or not self._paged:
+            return
+        # A stop may have cut tokens that are cached.
+        end = min(sequence.cache.length, len(sequence.tokens))
+        parts.append(features[: len(features) - (sequence.cache.length - end)])
+        if end // self._kept.block > (end - sum(map(len, parts))) // self._kept.block:
+            parts = [self._kept.add(sequence.tokens[:end], np.concatenate(parts))]
+        self._tails[sequence.id] = parts
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._features.pop(sequence.id, None)
+        self._tails.pop(sequence.id, None)
+
     def close(self, sequence: Sequence) -> None:
         """Release a sequence's cache; its tokens stay in the prefix cache."""
         self.done(sequence)
+        self._forget(sequence)
         if sequence.cache is not None:
             if self._paged:
                 sequence.cache.publish(sequence.tokens)
@@ -207,15 +288,17 @@ class Prefiller:
             sequence.cache.publish(sequence.tokens)
         if features is not None:
             self._features.setdefault(sequence.id, []).append(features)
+        self._keep(sequence, features)
+
+
+def _unasked(sequence: Sequence) -> int:
+    # Tokens in front whose logits nobody asks for: shared ones get none.
+    return sequence.scored if sequence.unscored else len(sequence.tokens) - 1
 
 
 def _shareable(sequence: Sequence, needs: Needs) -> int:
-    # Shared tokens get no features and no logits: sharing ends where either is needed.
-    before = len(sequence.tokens) - 1
-    if sequence.unscored:
-        before = sequence.scored
+    # Shared tokens get no features either, but for those that are kept.
     if not needs.features:
-        return before
-    return (
-        0 if needs.recent is None else max(0, min(before, len(sequence.tokens) - 1 - needs.recent))
-    )
+        return _unasked(sequence)
+    recent = len(sequence.tokens) if needs.recent is None else needs.recent
+    return max(0, min(_unasked(sequence), len(sequence.tokens) - 1 - recent))

@@ -104,6 +104,10 @@ def load_model(
                 f"runtime '{name}' keeps keys and values as the model computes them, sequence by "
                 f"sequence: leave out {each} {value}, or use runtime cpu"
             )
+    if options.threads is not None and name == "reference":
+        raise InvalidOption(
+            f"runtime 'reference' counts in NumPy: leave out threads {options.threads}, or use cpu"
+        )
     if source.denoiser and name == "transformers":
         raise InvalidOption(f"runtime 'transformers' fills no canvas of {model}: use cpu or torch")
     if options.max_context is not None and name != "transformers" and not drafts:

@@ -225,21 +225,29 @@ class Exchange:
         while not answer.done:
             events = await self.outbox.get(PING_SECONDS)
             chunks: list[Any] = []
+            large = any(
+                event.completion and event.completion.prompt_logprobs for _, event in events
+            )
+            run: Callable[..., Awaitable[Any]] = asyncio.to_thread if large else _here
             for place, event in events:
                 if event.error is not None:
                     status, failed = http.described(event.error)
                     failed["error"]["code"] = failed["error"]["code"] or str(status)
                     yield encode([*chunks, *answer.failing(failed)]) + answer.end
                     return
-                chunks += answer.chunks(place, event)
+                chunks += await run(answer.chunks, place, event)
                 self.service.spare(answer, place, self.outbox)
             late = not events or perf_counter() - sent >= PING_SECONDS
             if late and not chunks:
                 chunks = answer.waiting()
             if chunks or late:
                 sent = perf_counter()
-                yield encode(chunks) or http.PING
+                yield await run(encode, chunks) or http.PING
         yield await asyncio.to_thread(lambda: encode(answer.closing())) + answer.end
+
+
+async def _here(work: Callable[..., Any], *args: Any) -> Any:
+    return work(*args)
 
 
 Handler = Callable[[Request], Awaitable[Response]]

@@ -32,6 +32,7 @@ from paceline.serving.worker import Delivery, Outbox, ServingCore
 Json = dict[str, Any]
 _FAULTY = "batch_req_line_"
 _LARGEST = 8 * 1024 * 1024  # bytes of a line, as of a body
+_WHOLE = 2**30  # of a file: /dev/zero has no end
 
 
 class Fault(NamedTuple):
@@ -67,11 +68,18 @@ class Line(NamedTuple):
 def read_lines(path: Path) -> list[Line]:
     """Read the input; InvalidOption if it cannot be read."""
     try:
-        raw = path.read_bytes().splitlines()
+        with path.open("rb") as file:
+            raw = file.read(_WHOLE + 1)
     except OSError as error:
         raise InvalidOption(f"{path} cannot be read ({error}): give a JSONL file") from error
+    if len(raw) > _WHOLE:
+        raise InvalidOption(f"{path} has more than {_WHOLE >> 20} MiB: give it in parts")
     found: dict[str, int] = {}
-    return [_line(number, text, found) for number, text in enumerate(raw, 1) if text.strip()]
+    return [
+        _line(number, text, found)
+        for number, text in enumerate(raw.splitlines(), 1)
+        if text.strip()
+    ]
 
 
 def _line(number: int, text: bytes, found: dict[str, int]) -> Line:

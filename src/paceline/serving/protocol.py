@@ -399,6 +399,9 @@ def checked(kind: type[T], fields: Json) -> tuple[T, list[str]]:
         if getattr(body, name, None) not in (None, *nothing)
         and (name != "store" or kind is not ResponsesRequest)  # which are kept
     ]
+    stop = getattr(body, "stop", None)
+    if isinstance(stop, list):
+        ignored += [f"stop[{i}]" for i, text in enumerate(stop) if not text]
     return body, ignored
 
 
