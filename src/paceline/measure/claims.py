@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, get_args
@@ -16,6 +17,12 @@ from paceline.trees.choice import named_expansion
 
 DRAFT = "{draft}"
 """In a drafter's name: the draft model, or a trained drafter where none is given."""
+
+
+CLAIMED, WHY = ("system", "the paper's claim"), "what differs"
+"""Columns that are told once for all tables of methods."""
+
+_NOT_RUN, _DEPTHS = "not run: ", "accepted at depth 1, 2, .."
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +111,51 @@ def changes(result: Mapping[str, Any]) -> str:
     if len(rows) > len(now) / 2:  # of all
         out += [f"Not in it: {', '.join(missing)}."] if missing else []
     return " ".join(out)
+
+
+def claims(results: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
+    """Return system, claim and what differs, once for all tables of methods."""
+    rows: dict[str, list[Any]] = {}
+    for result in results:
+        if WHY in result["columns"]:
+            for cells in result["rows"]:
+                row = dict(zip(result["columns"], cells, strict=True))
+                told = rows.setdefault(row["system"], [*(row[key] for key in CLAIMED), ""])
+                if not row[WHY].startswith(_NOT_RUN) and row[WHY] not in (told[-1], "-"):
+                    told[-1] = "; ".join(filter(None, [told[-1], row[WHY]]))
+    return list(rows.values())
+
+
+def without_claims(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]]
+) -> tuple[list[str], list[list[Any]], list[str]]:
+    """Return a table of methods without what `claims` has; and sentences on what is left out.
+
+    The mode stands behind the configuration, where it is not that of most; systems that did not run
+    are listed by the reason.
+    """
+    if WHY not in columns:
+        return list(columns), [list(row) for row in rows], []
+    named = [dict(zip(columns, row, strict=True)) for row in rows]
+    most, _ = Counter(row["mode"] for row in named).most_common(1)[0]
+    kept = [key for key in columns if key not in (*CLAIMED[1:], WHY, "mode", "guarantee")]
+    idle: dict[str, list[str]] = {}
+    out = []
+    for row in named:
+        if row[WHY].startswith(_NOT_RUN):
+            about = re.sub(r" for drafter .*| for this .*| and no .*", "", row[WHY])
+            why = re.sub(r"(drafter|verifier) '[\w-]+' ", "", about).split(": ")[1]
+            idle.setdefault(why, []).append(row["system"])
+            continue
+        if row["mode"] != most:
+            mode = row["mode"].removesuffix(", mix").replace(" = ", "=")
+            row["configuration"] += f" ({mode})"
+        row[_DEPTHS] = (row[_DEPTHS] or "").replace(" ", "/")
+        out.append([row[key] for key in kept])
+    said = [f"{why} ({', '.join(systems)})" for why, systems in idle.items()]
+    return (
+        kept,
+        out,
+        [f"Mode: {most}, where no other is said."]
+        + ([f"Not run: {'; '.join(said)}."] if said else []),
+    )

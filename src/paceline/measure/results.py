@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import math
 import re
@@ -14,7 +15,7 @@ from typing import Any
 
 from paceline.core.cache import write_atomically
 from paceline.errors import InvalidOption
-from paceline.measure.claims import changes
+from paceline.measure.claims import CLAIMED, WHY, changes, claims, without_claims
 from paceline.measure.machine import machine
 
 TOPICS = {
@@ -38,6 +39,7 @@ OPTIONAL = ("figures", "note", "since")
 MAX_FIGURES = 4
 
 _BLOCK = re.compile(r"<!-- results:([\w-]+) -->\n(.*?)<!-- /results -->", re.DOTALL)
+_INTERVAL = re.compile(r" \[([\d.]+), ([\d.]+)\]")
 _MARKER = re.compile(r"<!-- (?:results:|/results)")
 
 Cell = str | int | float | None
@@ -139,19 +141,15 @@ def render(data_dir: Path) -> dict[str, str]:
     for topic, heading in TOPICS.items():
         chosen = {name: each for name, each in results.items() if each["topic"] == topic}
         if chosen:
-            parts = [_section(name, each) for name, each in chosen.items()]
-            back = "Generated from [data](data). [All results](index.md)."
-            pages[f"{topic}.md"] = "\n".join([f"# {heading}\n", f"{back}\n", *parts])
-        overview += [_overview(heading, each) for each in chosen.values()]
-    columns = ("topic", "what", "figures", "date", "commit", "machine", "command")
+            pages[f"{topic}.md"] = _page(heading, chosen)
+            overview.append(f"## {heading}\n\n" + "".join(map(_overview, chosen.values())))
     pages["index.md"] = (
-        "# Results\n\nGenerated from [data](data) by `python -m paceline.measure.results`. "
-        "What was tried, and what did not help, is in the [journal](../journal.md). "
-        "A table that is older than the code says below what has changed since. "
-        "In tables before 2026-11-27 `auto` measured all costs at the first start and asked its "
-        "drafters in a fixed order; today it learns costs, and who drafts, while decoding. "
-        "Dates up to 2026-11-24 are those of the first CPU engine, with int8 weights.\n\n"
-        + table(columns, overview)
+        "# Results\n\nOne line a table, with its main figures. Each says its date, commit, machine "
+        "and command, and what has changed since. Tables up to 2026-11-24 are of the first CPU "
+        "engine, with int8 weights. Before 2026-11-27 `auto` measured all costs at the first start "
+        "and asked its drafters in a fixed order; today it learns both while decoding. "
+        "What did not help is in the [journal](../journal.md). Pages are generated from "
+        "[data](data): `python -m paceline.measure.results`.\n\n" + "\n".join(overview)
     )
     return pages
 
@@ -208,25 +206,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _section(name: str, result: Result) -> str:
+def _page(heading: str, chosen: Mapping[str, Result]) -> str:
+    """Say once what several tables share: sentences of notes, commands, and papers' claims."""
+    notes = {name: _sentences(each.get("note")) for name, each in chosen.items()}
+    shared: dict[tuple[str, ...], list[str]] = {}
+    for sentence in dict.fromkeys(itertools.chain(*notes.values())):
+        names = tuple(name for name, said in notes.items() if sentence in said)
+        if len(names) > 1:
+            shared.setdefault(names, []).append(sentence)
+    parts = [f"# {heading}\n\n[All results](index.md).\n"]
+    for names, said in shared.items():
+        parts.append(f"Of {', '.join(f'`{name}`' for name in names)}: {' '.join(said)}\n")
+        for name in names:
+            notes[name] = [each for each in notes[name] if each not in said]
+    first: dict[str, str] = {}
+    for name, each in chosen.items():
+        same = first.setdefault(each["command"], name)
+        parts.append(_section(name, each, " ".join(notes[name]), same if each["command"] else name))
+    told = claims(chosen.values())
+    if told:
+        parts.append("## What papers claim\n\n" + table((*CLAIMED, WHY), told))
+    return "\n".join(parts)
+
+
+def _section(name: str, result: Result, note: str, same: str) -> str:
     about = [result["date"] or "date unknown", result["machine"]]
     about += [f"commit {result['commit']}"] if result["commit"] else []
+    about += [f"command of `{same}`"] if same != name else []
     parts = [f"## {result['title']}\n", f"{', '.join(about)}. Block name: `{name}`.\n"]
-    parts += [f"    {line}" for line in result["command"].splitlines()]
-    parts += ["", table(result["columns"], result["rows"])]
-    parts += [f"{result['note'].strip()}\n"] if result.get("note") else []
+    if same == name:
+        parts += [*(f"    {line}" for line in result["command"].splitlines()), ""]
+    columns, rows, left = without_claims(result["columns"], result["rows"])
+    constant = [
+        i
+        for i, column in enumerate(zip(*rows, strict=True))
+        if i and len(rows) > 2 and len(set(column)) == 1
+    ]
+    kept = [i for i in range(len(columns)) if i not in constant]
+    parts.append(table([columns[i] for i in kept], [[row[i] for i in kept] for row in rows]))
+    said = [f"{columns[i]} {_text(rows[0][i], _decimals(rows[0][i]))}" for i in constant]
+    left += [f"In all rows: {'; '.join(said)}."] if said else []
+    parts += [f"{' '.join([*left, note]).strip()}\n"] if left or note else []
     since = " ".join(filter(None, [result.get("since"), changes(result)]))
     return "\n".join(parts + ([f"**Since this was measured:** {since}\n"] if since else []))
 
 
-def _overview(heading: str, result: Result) -> list[Cell]:
+def _overview(result: Result) -> str:
     title, figures = result["title"], result.get("figures", {})
     anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
     decimals = max(map(_decimals, figures.values()), default=0)
     shown = "; ".join(f"{label} {_text(value, decimals)}" for label, value in figures.items())
-    commands = " ".join(f"`{line}`" for line in result["command"].splitlines())
-    about = [result[key] for key in ("date", "commit", "machine")]
-    return [heading, f"[{title}]({result['topic']}.md#{anchor})", shown, *about, commands]
+    return f"- [{title}]({result['topic']}.md#{anchor})" + (f": {shown}\n" if shown else "\n")
+
+
+def _sentences(note: str | None) -> list[str]:
+    return re.split(r"(?<=\.)\s+", note.strip()) if note else []
 
 
 def _are(kind: Any, *values: object) -> bool:
@@ -240,7 +274,12 @@ def _decimals(cell: Cell) -> int:
 def _text(cell: Cell, decimals: int) -> str:
     if isinstance(cell, int | float):
         return f"{cell:,.{decimals if isinstance(cell, float) else 0}f}"
-    return (cell or "").replace("|", "\\|")
+    return _INTERVAL.sub(_short, (cell or "").replace("|", "\\|"))
+
+
+def _short(interval: re.Match[str]) -> str:
+    """Return ` [a-b]`, and nothing for an interval without width."""
+    return "" if interval[1] == interval[2] else f" [{interval[1]}-{interval[2]}]"
 
 
 def _json(value: object) -> str:
