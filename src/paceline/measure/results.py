@@ -149,7 +149,7 @@ def render(data_dir: Path) -> dict[str, str]:
         "engine, with int8 weights. Before 2026-11-27 `auto` measured all costs at the first start "
         "and asked its drafters in a fixed order; today it learns both while decoding. "
         "What did not help is in the [journal](../journal.md). Pages are generated from "
-        "[data](data): `python -m paceline.measure.results`.\n\n" + "\n".join(overview)
+        "`docs/results/data` by `python -m paceline.measure.results`.\n\n" + "\n".join(overview)
     )
     return pages
 
