@@ -127,6 +127,15 @@ def layer(module: str) -> int:
     return places[folder(module)]
 
 
+def star_tuples(tree: ast.AST) -> Iterator[ast.Starred]:
+    """Literals that are unpacked where their elements could stand: `f(*(a, b), c)`."""
+    for node in ast.walk(tree):
+        parts = node.args if isinstance(node, ast.Call) else getattr(node, "elts", [])
+        for each in parts:
+            if isinstance(each, ast.Starred) and isinstance(each.value, (ast.Tuple, ast.List)):
+                yield each
+
+
 def docstring_lines(tree: ast.AST) -> int:
     """Lines of strings that stand alone: docstrings, and those after an attribute."""
     return sum(

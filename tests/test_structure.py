@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -14,8 +15,12 @@ IMPORTS = [each for module in MODULES for each in imports_of(module)]
 
 HEAVY = {
     "torch": (
-        *("runtimes.torch.", "runtimes.transformers", "networks.torch_ops"),
-        *("training.", "zoo.", "cli.train"),
+        "runtimes.torch.",
+        "runtimes.transformers",
+        "networks.torch_ops",
+        "training.",
+        "zoo.",
+        "cli.train",
     ),
     "transformers": ("runtimes.transformers",),
     "matplotlib": ("measure.plots", "training.plots"),
@@ -84,6 +89,19 @@ def test_nothing_imports_in_circles() -> None:
 
 def test_a_lazy_import_that_closes_a_circle_is_seen() -> None:
     assert cycle([*IMPORTS, Import("core.types", "paceline.engine.loop", False)])
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_arguments_are_written_out(module: str) -> None:
+    """A star before a tuple hides which parameter an argument is."""
+    found = [each.lineno for each in structure.star_tuples(ast.parse(MODULES[module].read_text()))]
+    assert found == [], f"{module} unpacks a literal"
+
+
+def test_an_unpacked_literal_is_seen() -> None:
+    for code in ("f(*(a, b), c)", "x = (*[a], b)"):
+        assert list(structure.star_tuples(ast.parse(code)))
+    assert not list(structure.star_tuples(ast.parse("f(*names); x = (*(n for n in names), b)")))
 
 
 def test_the_map_on_the_architecture_page_is_that_of_the_table() -> None:

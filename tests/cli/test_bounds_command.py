@@ -105,16 +105,23 @@ def test_ways_to_name_the_draft_model(
 ) -> None:
     report(
         command,
-        *("--draft", draft, "--model", "m", "--precision", "fp32"),
-        *("--temperatures", "0", "--drafts", "1"),
+        "--draft",
+        draft,
+        "--model",
+        "m",
+        "--precision",
+        "fp32",
+        "--temperatures",
+        "0",
+        "--drafts",
+        "1",
     )
     assert drafts == [named]
 
 
 def test_the_table_for_people(command: Command, drafts: list[dict[str, Any]]) -> None:
     outcome = command(
-        *("bounds", "--limit", "2", "--max-new-tokens", "6", "--temperatures", "1"),
-        *("--drafts", "2"),
+        "bounds", "--limit", "2", "--max-new-tokens", "6", "--temperatures", "1", "--drafts", "2"
     )
     assert outcome.code == 0
     for word in ("recursive-distinct", "share of bound", "multipath-block", "holds in"):
@@ -156,8 +163,16 @@ def test_prompts_that_fill_the_context(
     turn = "q" * (590 - len(fakes.loaded().tokenizer.chat([{"role": "user", "content": ""}])))
     path.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": [turn]}))
     outcome = command(
-        *("bounds", "--prompts", str(path), "--depth", "20", "--max-new-tokens", "30"),
-        *("--temperatures", "1", "--json"),
+        "bounds",
+        "--prompts",
+        str(path),
+        "--depth",
+        "20",
+        "--max-new-tokens",
+        "30",
+        "--temperatures",
+        "1",
+        "--json",
     )
     assert one_line(outcome)
     assert "20 tokens" in outcome.err

@@ -100,10 +100,9 @@ def test_weights_that_are_trained_on_lose_their_screen(
         tmp_path / "on.safetensors",
     )
     done = command(
-        *("train", "drafter", "hydra:steps=3", "--from", str(previewed), "--out", str(out)),
-        *("--data", str(data), "--model", str(model), "--runtime", "torch"),
-        *("--tokens", "300", "--batch-tokens", "128", "--vocabulary", "200"),
-        *("--training-precision", "fp32"),
+        *f"train drafter hydra:steps=3 --from {previewed} --out {out} --data {data}".split(),
+        *f"--model {model} --runtime torch --tokens 300 --batch-tokens 128".split(),
+        *["--vocabulary", "200", "--training-precision", "fp32"],
     )
     assert done.code == 0, done.err
     after = load_network(out)

@@ -67,8 +67,12 @@ def rows(count: int, digits: int, seed: int, width: int = VOCABULARY) -> LogitAr
 
 @settings(max_examples=80, deadline=None)
 @given(
-    *(st.integers(1, 4), st.sampled_from([1, 3, 17, 1000]), STEPS, st.integers(0, 99)),
-    *(st.integers(0, 12), st.integers(0, 5)),
+    st.integers(1, 4),
+    st.sampled_from([1, 3, 17, 1000]),
+    STEPS,
+    st.integers(0, 99),
+    st.integers(0, 12),
+    st.integers(0, 5),
 )
 def test_both_know_and_draft_the_same_after_every_step(
     order: int,

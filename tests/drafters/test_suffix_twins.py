@@ -66,8 +66,12 @@ def drafted(
 
 @settings(max_examples=120, deadline=None)
 @given(
-    *(TEXT, st.lists(TEXT, max_size=3), st.integers(0, 20), st.integers(0, 9)),
-    *(st.integers(0, 99), TEXT),
+    TEXT,
+    st.lists(TEXT, max_size=3),
+    st.integers(0, 20),
+    st.integers(0, 9),
+    st.integers(0, 99),
+    TEXT,
 )
 def test_both_draft_and_learn_alike(
     text: list[int],

@@ -241,11 +241,7 @@ def test_tool_calls() -> None:
 
 def test_tool_calls_in_other_shapes() -> None:
     calls = GRAMMARS.tool_calls(
-        *(TOOLS, "required"),
-        begin="[",
-        end="]",
-        between=", ",
-        keys=("tool", "parameters"),
+        TOOLS, "required", begin="[", end="]", between=", ", keys=("tool", "parameters")
     )
     one = '{"tool": "stop", "parameters": {}}'
     assert says(calls, f"[{one}, {one}]")

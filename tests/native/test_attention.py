@@ -95,8 +95,13 @@ def layer(
     dtype = np.float32 if kept == "fp32" else np.float16
     pool = BlockPool(1, sizes.kv_heads, sizes.width, 200, keep=0, dtype=dtype)
     heads = Heads(
-        *(sizes.heads, sizes.kv_heads, sizes.width, KV_DTYPES[kept], sizes.eps),
-        *(sizes.shape.scale, sizes.window),
+        sizes.heads,
+        sizes.kv_heads,
+        sizes.width,
+        KV_DTYPES[kept],
+        sizes.eps,
+        sizes.shape.scale,
+        sizes.window,
         2 * len(sizes.frequencies),
     )
     packed = Packed()

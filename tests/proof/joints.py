@@ -41,8 +41,7 @@ def joint_of_loop(
     """Return the exact output distribution of a whole loop; detects draws reused across rounds."""
     return enumerate_distribution(
         drafter_loop(
-            *(logits, vocabulary, verifier, lambda: FunctionDrafter(propose)),
-            *(prompt, params, budget),
+            logits, vocabulary, verifier, lambda: FunctionDrafter(propose), prompt, params, budget
         )
     )
 

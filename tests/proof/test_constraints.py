@@ -93,7 +93,13 @@ SAMPLED = SamplingParams(temperature=1.0, max_new_tokens=3)
 def error(verifier: Verifier, propose: Propose, constraint: Words, truth: Words = WORDS) -> float:
     """Largest error of the loop's distribution under a constraint, against the true one."""
     run = drafter_loop(
-        *(P.logits, 3, verifier, lambda: FunctionDrafter(propose), PROMPT, SAMPLED, Budget(2, 2)),
+        P.logits,
+        3,
+        verifier,
+        lambda: FunctionDrafter(propose),
+        PROMPT,
+        SAMPLED,
+        Budget(2, 2),
         constraint=constraint,
     )
     exact = target_joint(processed(P.logits, SAMPLED, PROMPT, truth), PROMPT, 3)
@@ -178,8 +184,13 @@ def test_greedy_texts_are_the_same_with_any_draft() -> None:
     texts = set()
     for propose in (nothing, fixed):
         run = drafter_loop(
-            *(P.logits, 3, Greedy(), lambda p=propose: FunctionDrafter(p), PROMPT),
-            *(SamplingParams(max_new_tokens=3), Budget(2, 2)),
+            P.logits,
+            3,
+            Greedy(),
+            lambda p=propose: FunctionDrafter(p),
+            PROMPT,
+            SamplingParams(max_new_tokens=3),
+            Budget(2, 2),
             constraint=WORDS,
         )
         texts |= set(enumerate_distribution(run))
@@ -206,7 +217,13 @@ def test_texts_end_early_only_where_the_constraint_lets_nothing_follow(propose: 
         law = longer
     verifier = SampleMatch() if propose is not drawn else Rejection()
     run = drafter_loop(
-        *(P.logits, 3, verifier, lambda: FunctionDrafter(propose), PROMPT, params, Budget(2, 2)),
+        P.logits,
+        3,
+        verifier,
+        lambda: FunctionDrafter(propose),
+        PROMPT,
+        params,
+        Budget(2, 2),
         constraint=WORDS,
     )
     found = enumerate_distribution(run)

@@ -159,9 +159,7 @@ def trainer(
     head = TENSORS["embed"]
     source, own = FeatureSource(target), OnPolicy(target, IDS)
     return Trainer(
-        *(network, vocabulary, head, head, texts, source, recipe),
-        checkpoint_at=place,
-        self_drafts=own,
+        network, vocabulary, head, head, texts, source, recipe, checkpoint_at=place, self_drafts=own
     )
 
 

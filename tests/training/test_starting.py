@@ -51,7 +51,12 @@ def trainer(target: TorchTarget, name: str = "draft-lm", **given: Any) -> Traine
     source = given.pop("source", FeatureSource(target))
     lent = share_target_weights(network, CONFIG, TENSORS)  # type: ignore[arg-type]  # a dict has what it needs
     return Trainer(
-        *(network, EVERY, EMBEDDING, EMBEDDING, cycles(), source),
+        network,
+        EVERY,
+        EMBEDDING,
+        EMBEDDING,
+        cycles(),
+        source,
         Recipe(**{**recipe, **mine}),
         target_weights=lent,
         **given,

@@ -52,7 +52,10 @@ def drafter(
     require(stored in STORED, "--stored", stored, ", ".join(STORED))
     recipe = teaching.recipe(tokens)
     setup = TrainingSetup(
-        *(data, teaching.model, computing.runtime, checked),
+        data,
+        teaching.model,
+        computing.runtime,
+        checked,
         vocabulary=teaching.vocabulary,
         keep_features=keep_features,
     )
@@ -62,7 +65,12 @@ def drafter(
     if stored != "F16":
         command += f" --stored {stored}"
     figures = train_drafter(
-        *(setup, network, recipe, out, command, train_with_bar),
+        setup,
+        network,
+        recipe,
+        out,
+        command,
+        drive=train_with_bar,
         stored=stored,
         start=start,
         remark=lambda text: typer.echo(text, err=True),

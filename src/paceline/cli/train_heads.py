@@ -75,8 +75,13 @@ def acceptance_head(
         "paceline": __version__,
     }
     run = AcceptanceTraining(
-        *(restore_module(trained, setup.source), kept, apart, setup.features(trained.network)),
-        *(trained.draft_ids, recipe, metadata),
+        restore_module(trained, setup.source),
+        kept,
+        apart,
+        setup.features(trained.network),
+        trained.draft_ids,
+        recipe,
+        metadata,
         checkpoint_at=out.with_suffix(".checkpoint"),
     )
     train_with_bar(run)
@@ -142,7 +147,11 @@ def head_preview(
     count = min(texts, len(kept))
     chosen = [kept[i * len(kept) // count] for i in range(count)]
     run = HeadPreviewTraining(
-        *(trained, setup.source, setup.features(trained.network), chosen, apart),
+        trained,
+        setup.source,
+        setup.features(trained.network),
+        chosen,
+        apart,
         rank=rank,
         checkpoint_at=out.with_suffix(".checkpoint"),
     )

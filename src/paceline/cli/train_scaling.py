@@ -75,7 +75,10 @@ def scaling(
     teaching.recipe(budgets[0])  # bad options end here, before the model is loaded
     results = Results(out / "runs")
     setup = TrainingSetup(
-        *(data, teaching.model, computing.runtime, checked),
+        data,
+        teaching.model,
+        computing.runtime,
+        checked,
         vocabulary=teaching.vocabulary,
         keep_features=keep_features,
     )

@@ -118,10 +118,8 @@ class ControllersByKind(Controller):
     ) -> None:
         for part, share in _shares(self.parts, sequences):
             mine = _of(share, sequences)
-            part.observe(
-                *(mine, _of(share, drafts), _of(share, verdicts)),
-                *(draft_seconds * len(mine) / len(sequences), forward_seconds),
-            )
+            spent = draft_seconds * len(mine) / len(sequences)
+            part.observe(mine, _of(share, drafts), _of(share, verdicts), spent, forward_seconds)
 
     def close(self, sequence: Sequence) -> None:
         self.parts[not sequence.params.greedy].close(sequence)

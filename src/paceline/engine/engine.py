@@ -359,7 +359,11 @@ class Engine:
         self.scheduler.check_queue()
         params = prompt.params
         sequence = Sequence.start(
-            *(self._next_id, prompt.tokens, params, prompt.sample, prompt.speculation),
+            self._next_id,
+            prompt.tokens,
+            params,
+            stream=prompt.sample,
+            speculation=prompt.speculation,
             constraint=prompt.constraint,
             ends=tuple(self.decoder.stops.ends(params)),
             denoising=prompt.denoising,

@@ -105,9 +105,9 @@ class IsolatedDrafter:
         for sequence in sequences:
             self._off.add(sequence.id)
             sequence.stats.drafter_errors += 1
+        requests, fault = [each.id for each in sequences], f"{type(error).__name__}: {error}"
         _LOG.warning(
-            "drafter '%s' failed and is off for requests %s: %s: %s",
-            *(self.drafter.name, [each.id for each in sequences], type(error).__name__, error),
+            "drafter '%s' failed and is off for requests %s: %s", self.drafter.name, requests, fault
         )
 
     def _close(self, sequence: Sequence) -> None:

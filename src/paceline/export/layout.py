@@ -205,7 +205,8 @@ def config_entries(config: ModelConfig) -> dict[str, Any]:
 
 def tensor_names(config: ModelConfig) -> list[str]:
     parts = [
-        *("input_layernorm.weight", "post_attention_layernorm.weight"),
+        "input_layernorm.weight",
+        "post_attention_layernorm.weight",
         *(f"self_attn.{kind}_proj.weight" for kind in "qkvo"),
         *(f"mlp.{kind}_proj.weight" for kind in ("gate", "up", "down")),
     ]

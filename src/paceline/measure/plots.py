@@ -41,8 +41,12 @@ _STYLE: dict[str, Any] = {
     "lines.markersize": 5.5,
     **dict.fromkeys(
         (
-            *("text.color", "axes.edgecolor", "axes.labelcolor", "grid.color"),
-            *("xtick.color", "ytick.color"),
+            "text.color",
+            "axes.edgecolor",
+            "axes.labelcolor",
+            "grid.color",
+            "xtick.color",
+            "ytick.color",
         ),
         _INK,
     ),

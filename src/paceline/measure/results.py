@@ -67,13 +67,17 @@ def record(
     """
     about = machine()
     memory = f", {about['memory_gib']:g} GiB" if about["memory_gib"] else ""
-    values = (
-        *(title, topic, datetime.date.today().isoformat(), _commit()),
-        *(f"{about['cpu']}, {about['cores']} cores{memory}", command),
-        *(list(columns), [list(row) for row in rows]),
-    )
+    result: Result = {
+        "title": title,
+        "topic": topic,
+        "date": datetime.date.today().isoformat(),
+        "commit": _commit(),
+        "machine": f"{about['cpu']}, {about['cores']} cores{memory}",
+        "command": command,
+        "columns": list(columns),
+        "rows": [list(row) for row in rows],
+    }
     extra = {"figures": dict(figures) if figures else None, "note": note}
-    result: Result = dict(zip(FIELDS, values, strict=True))
     result |= {key: value for key, value in extra.items() if value is not None}
     validate(path.stem, result)
     write_atomically(path, dump(result))

@@ -31,8 +31,11 @@ _CHECKED = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"
 _SANITIZERS = {
     # Without what takes minutes to compile, and calls in place of checks, which do too.
     "address": (
-        *(*_CHECKED, "-fsanitize=address,undefined", "-fno-sanitize=null,object-size,alignment"),
-        *("--param", "asan-instrumentation-with-call-threshold=0"),
+        *_CHECKED,
+        "-fsanitize=address,undefined",
+        "-fno-sanitize=null,object-size,alignment",
+        "--param",
+        "asan-instrumentation-with-call-threshold=0",
     ),
     "thread": (*_CHECKED, "-fsanitize=thread"),
 }

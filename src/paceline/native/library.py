@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from array import array
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -85,95 +86,67 @@ class Layer(ctypes.Structure):
     )
 
 
-_ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_PTR, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
+_MATRIX, _HEADS, _LAYER = map(ctypes.POINTER, (Matrix, Heads, Layer))
+_TOKENS, _PART, _ROUTER = map(ctypes.POINTER, (Tokens, Part, Router))
 _SIGNATURES = {
     "packed_bytes": (_LONG, _INT, _LONG, _LONG),
-    "pack": (None, _INT, _ADDRESS, _LONG, _ADDRESS, _LONG, _LONG, _INT, _ADDRESS),
-    "read_rows": (None, ctypes.POINTER(Matrix), _ADDRESS, _LONG, _ADDRESS),
-    "rotary_table": (None, _ADDRESS, _LONG, _LONG, _DOUBLE, _ADDRESS),
-    "new": (_ADDRESS,),
-    "free": (None, _ADDRESS),
-    "buffer": (_INT, _ADDRESS, _INT, _LONG, _INT),
-    "embed": (
-        *(None, _ADDRESS, ctypes.POINTER(Matrix), _ADDRESS, _FLOAT),
-        *(ctypes.POINTER(Tokens), View),
-    ),
-    "gather": (None, _ADDRESS, View, _INT, _LONG, _ADDRESS, _FLOAT, View, View),
-    "scatter": (None, _ADDRESS, View, _INT, _LONG, View),
-    "product": (
-        *(None, _ADDRESS, ctypes.POINTER(Matrix), _INT, _INT, _FLOAT, _ADDRESS, _FLOAT),
-        *(View, View, View),
-    ),
-    "route": (None, _ADDRESS, ctypes.POINTER(Router), View, _LONG, View),
-    "mix": (
-        *(None, _ADDRESS, ctypes.POINTER(Matrix), _INT, _INT, _INT, _INT),
-        *(View, View, View, View),
-    ),
-    "paths": (None, _ADDRESS, ctypes.POINTER(Heads), _LONG, _INT, _INT, _INT, _INT),
-    "attention": (
-        *(None, _ADDRESS, ctypes.POINTER(Heads), ctypes.POINTER(Layer)),
-        *(_ADDRESS, View, View),
-    ),
-    "load": (None, _ADDRESS, _INT, _LONG, View),
-    "join": (
-        *(None, _ADDRESS, _INT, ctypes.POINTER(Part), ctypes.POINTER(Part)),
-        *(_LONG, View),
-    ),
-    "unfold": (None, _ADDRESS, View, _INT, _LONG, View),
-    "pick": (
-        *(None, _ADDRESS, View, _LONG, _ADDRESS),
-        *(_INT, _INT, _INT, _INT, View),
-    ),
-    "leave": (None, _ADDRESS, View, _INT, _INT),
-    "refine": (None, _ADDRESS, ctypes.POINTER(Matrix), View, _LONG, _LONG, View),
-    "runs": (
-        *(None, _ADDRESS, ctypes.POINTER(Heads), _LONG),
-        *(_INT, _INT, _INT, _INT, _INT, _INT),
-    ),
-    "attend_lent": (
-        *(None, _ADDRESS, ctypes.POINTER(Heads), ctypes.POINTER(Layer), _LONG),
-        *(_INT, _INT, _INT, View, View),
-    ),
-    "attend_slots": (None, _ADDRESS, ctypes.POINTER(Heads), _INT, View, View),
+    "pack": (None, _INT, _PTR, _LONG, _PTR, _LONG, _LONG, _INT, _PTR),
+    "read_rows": (None, _MATRIX, _PTR, _LONG, _PTR),
+    "rotary_table": (None, _PTR, _LONG, _LONG, _DOUBLE, _PTR),
+    "new": (_PTR,),
+    "free": (None, _PTR),
+    "buffer": (_INT, _PTR, _INT, _LONG, _INT),
+    "embed": (None, _PTR, _MATRIX, _PTR, _FLOAT, _TOKENS, View),
+    "gather": (None, _PTR, View, _INT, _LONG, _PTR, _FLOAT, View, View),
+    "scatter": (None, _PTR, View, _INT, _LONG, View),
+    "product": (None, _PTR, _MATRIX, _INT, _INT, _FLOAT, _PTR, _FLOAT, View, View, View),
+    "route": (None, _PTR, _ROUTER, View, _LONG, View),
+    "mix": (None, _PTR, _MATRIX, _INT, _INT, _INT, _INT, View, View, View, View),
+    "paths": (None, _PTR, _HEADS, _LONG, _INT, _INT, _INT, _INT),
+    "attention": (None, _PTR, _HEADS, _LAYER, _PTR, View, View),
+    "load": (None, _PTR, _INT, _LONG, View),
+    "join": (None, _PTR, _INT, _PART, _PART, _LONG, View),
+    "unfold": (None, _PTR, View, _INT, _LONG, View),
+    "pick": (None, _PTR, View, _LONG, _PTR, _INT, _INT, _INT, _INT, View),
+    "leave": (None, _PTR, View, _INT, _INT),
+    "refine": (None, _PTR, _MATRIX, View, _LONG, _LONG, View),
+    "runs": (None, _PTR, _HEADS, _LONG, _INT, _INT, _INT, _INT, _INT, _INT),
+    "attend_lent": (None, _PTR, _HEADS, _LAYER, _LONG, _INT, _INT, _INT, View, View),
+    "attend_slots": (None, _PTR, _HEADS, _INT, View, View),
     "peaks": (_LONG,),
-    "argmax": (None, _ADDRESS, View, _LONG, View),
-    "winner": (_LONG, _ADDRESS, _LONG, _ADDRESS, ctypes.c_char_p),
-    "winner_wide": (_LONG, _ADDRESS, _LONG, _ADDRESS, ctypes.c_char_p),
-    "best": (_LONG, _ADDRESS, _LONG, _LONG, _LONG, _ADDRESS, _ADDRESS),
-    "run": (ctypes.c_char_p, _ADDRESS, _LONG, _INT, _ADDRESS, _ADDRESS, _ADDRESS),
-    "ran": (_LONG, _ADDRESS),
-    "read": (_ADDRESS, _ADDRESS, _INT),
-    "automaton_new": (_ADDRESS, _INT),
-    "automaton_free": (None, _ADDRESS),
-    "automaton_begin": (None, _ADDRESS),
-    "automaton_extend": (_INT, _ADDRESS, _ADDRESS, _LONG, _ADDRESS),
-    "automaton_step": (_INT, _ADDRESS, _INT, _INT),
-    "automaton_read": (None, _ADDRESS, _INT, _INT, _ADDRESS, _LONG, _ADDRESS),
-    "automaton_back_off": (None, _ADDRESS, _INT, _ADDRESS),
-    "automaton_outlook": (_INT, _ADDRESS, _INT, _INT, _INT, _INT, _ADDRESS),
-    "automaton_followers": (_INT, _ADDRESS, _INT, _ADDRESS),
-    "automaton_followed": (_INT, _ADDRESS, _INT),
-    "automaton_count": (_INT, _ADDRESS, _INT),
-    "automaton_end": (_INT, _ADDRESS, _INT),
-    "automaton_size": (_INT, _ADDRESS),
-    "context_new": (_ADDRESS, _INT, _INT),
-    "context_copy": (_ADDRESS, _ADDRESS),
-    "context_free": (None, _ADDRESS),
-    "context_read": (_INT, _ADDRESS, _ADDRESS, _LONG, _LONG, _DOUBLE),
-    "context_recycle": (_INT, _ADDRESS, _ADDRESS, _LONG, _LONG, _ADDRESS, _LONG),
-    "context_grow": (_INT, _ADDRESS, _ADDRESS, _LONG, _INT, _INT, _ADDRESS, _ADDRESS, _ADDRESS),
-    "context_offers": (_INT, _ADDRESS, _ADDRESS, _LONG, _DOUBLE, _ADDRESS, _ADDRESS, _ADDRESS),
-    "rank_into": (None, _ADDRESS, _LONG, _LONG, _LONG, _LONG, _ADDRESS, _ADDRESS),
-    "grow_suffixes": (
-        *(_INT, _ADDRESS, _ADDRESS, _ADDRESS, _INT, _INT, _INT),
-        *(_ADDRESS, _ADDRESS, _ADDRESS),
-    ),
-    "grow_blend": (
-        *(_INT, _INT, _ADDRESS, _ADDRESS, _INT, _INT, _INT),
-        *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
-    ),
-    "context_look": (_INT, _ADDRESS, _ADDRESS, _LONG, _ADDRESS, _ADDRESS),
+    "argmax": (None, _PTR, View, _LONG, View),
+    "winner": (_LONG, _PTR, _LONG, _PTR, ctypes.c_char_p),
+    "winner_wide": (_LONG, _PTR, _LONG, _PTR, ctypes.c_char_p),
+    "best": (_LONG, _PTR, _LONG, _LONG, _LONG, _PTR, _PTR),
+    "run": (ctypes.c_char_p, _PTR, _LONG, _INT, _PTR, _PTR, _PTR),
+    "ran": (_LONG, _PTR),
+    "read": (_PTR, _PTR, _INT),
+    "automaton_new": (_PTR, _INT),
+    "automaton_free": (None, _PTR),
+    "automaton_begin": (None, _PTR),
+    "automaton_extend": (_INT, _PTR, _PTR, _LONG, _PTR),
+    "automaton_step": (_INT, _PTR, _INT, _INT),
+    "automaton_read": (None, _PTR, _INT, _INT, _PTR, _LONG, _PTR),
+    "automaton_back_off": (None, _PTR, _INT, _PTR),
+    "automaton_outlook": (_INT, _PTR, _INT, _INT, _INT, _INT, _PTR),
+    "automaton_followers": (_INT, _PTR, _INT, _PTR),
+    "automaton_followed": (_INT, _PTR, _INT),
+    "automaton_count": (_INT, _PTR, _INT),
+    "automaton_end": (_INT, _PTR, _INT),
+    "automaton_size": (_INT, _PTR),
+    "context_new": (_PTR, _INT, _INT),
+    "context_copy": (_PTR, _PTR),
+    "context_free": (None, _PTR),
+    "context_read": (_INT, _PTR, _PTR, _LONG, _LONG, _DOUBLE),
+    "context_recycle": (_INT, _PTR, _PTR, _LONG, _LONG, _PTR, _LONG),
+    "context_grow": (_INT, _PTR, _PTR, _LONG, _INT, _INT, _PTR, _PTR, _PTR),
+    "context_offers": (_INT, _PTR, _PTR, _LONG, _DOUBLE, _PTR, _PTR, _PTR),
+    "rank_into": (None, _PTR, _LONG, _LONG, _LONG, _LONG, _PTR, _PTR),
+    "grow_suffixes": (_INT, _PTR, _PTR, _PTR, _INT, _INT, _INT, _PTR, _PTR, _PTR),
+    "grow_blend": (_INT, _INT, _PTR, _PTR, _INT, _INT, _INT, _PTR, _PTR, _PTR, _PTR),
+    "context_look": (_INT, _PTR, _PTR, _LONG, _PTR, _PTR),
 }
 
 
@@ -246,8 +219,10 @@ def calls(prefix: str) -> SimpleNamespace:
     return found
 
 
-def address(numbers: np.ndarray) -> int:
+def address(numbers: np.ndarray | array[Any]) -> int:
     """Return the address of an array. For writable ones faster than `numbers.ctypes`."""
+    if isinstance(numbers, array):
+        return numbers.buffer_info()[0]
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(numbers.data))
     except (TypeError, ValueError):

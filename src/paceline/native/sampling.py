@@ -94,7 +94,6 @@ def rank_into(logits: LogitArray, tokens: List[int], table: array[int], width: i
         return False
     size, named = logits.shape[1], array("i", tokens)
     calls("rank_").into(
-        *(address(logits), len(tokens), size, min(size, width), width),
-        *(named.buffer_info()[0], table.buffer_info()[0]),
+        address(logits), len(tokens), size, min(size, width), width, address(named), address(table)
     )
     return True

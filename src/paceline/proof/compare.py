@@ -231,7 +231,13 @@ def examine(
 
     def loop(make: Callable[[], Drafter]) -> Run:
         return drafter_loop(
-            *(target, case.vocabulary, verifier, make, PROMPT, case.params, budget),
+            target,
+            case.vocabulary,
+            verifier,
+            make,
+            prompt=PROMPT,
+            params=case.params,
+            budget=budget,
             constraint=constraint,
         )
 

@@ -66,8 +66,13 @@ def read(place: Mapping[str, object]) -> dict[Kind, Choice]:
     except FileNotFoundError:
         return {}
     except (
-        *(OSError, ValueError, TypeError, KeyError, AttributeError),
-        *(RecursionError, InvalidOption),
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        InvalidOption,
     ) as error:
         set_aside(path, str(error))
         return {}

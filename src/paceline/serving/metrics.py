@@ -108,9 +108,15 @@ class Metrics:
             {"num_preemptions": load.preemptions, "admission_rejections": gate.refused}
         )
         names = (
-            *("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits"),
-            *("spec_decode_num_drafts", "spec_decode_num_draft_tokens"),
-            *("spec_decode_num_accepted_tokens", "num_preemptions", "admission_rejections"),
+            "prompt_tokens",
+            "generation_tokens",
+            "prefix_cache_queries",
+            "prefix_cache_hits",
+            "spec_decode_num_drafts",
+            "spec_decode_num_draft_tokens",
+            "spec_decode_num_accepted_tokens",
+            "num_preemptions",
+            "admission_rejections",
             "requests_not_answered",
         )
         for prefix in self._prefixes:

@@ -184,8 +184,15 @@ class Tuner:
 # A tuned choice in words:
 
 _KEPT = (
-    *("drafter", "prompts", "speedup", "speedup_low", "speedup_high"),
-    *("block_efficiency", "forward_cost", "rows_per_forward", "draft_share"),
+    "drafter",
+    "prompts",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "block_efficiency",
+    "forward_cost",
+    "rows_per_forward",
+    "draft_share",
 )
 _TITLES = ("configuration", "prompts", "speed-up", "90% interval", "tokens/forward", "forward cost")
 
@@ -338,7 +345,7 @@ def tune_kinds(
             watch(spent + elapsed, f"{kind}: {text}")
 
         tuner = Tuner(
-            *(task.search, task.track, share), clock=clock, interrupted=interrupted, watch=tell
+            task.search, task.track, share, clock=clock, interrupted=interrupted, watch=tell
         )
         outcome = outcomes[kind] = Outcome(tuner)
         for found in tuner.run():

@@ -207,7 +207,10 @@ def _best(item: tuple[int, tuple[float, int]]) -> float:
 
 @given(
     st.lists(random_drafts(), min_size=2, max_size=4),
-    *(st.integers(0, 12), st.integers(0, 4), st.integers(0, 99), st.booleans()),
+    st.integers(0, 12),
+    st.integers(0, 4),
+    st.integers(0, 99),
+    st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
 def test_drafts_are_blended_alike_in_python_and_in_c(

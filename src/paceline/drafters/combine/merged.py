@@ -18,7 +18,7 @@ from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import CompositeDrafter, refuse_drawn
-from paceline.native.library import calls
+from paceline.native.library import address, calls
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import MERGED_BELIEF, UNSCORED
 from paceline.sampling.sequence import Sequence
@@ -60,9 +60,16 @@ class Blender:
         out = self._out
         out.fit(budget.nodes, total)
         nodes = calls("grow_").blend(
-            *(len(drafts), given.buffer_info()[0], scores.buffer_info()[0]),
-            *(budget.nodes, budget.depth, _LEVELS, rates.buffer_info()[0]),
-            *(out.numbers, out.chances, sources.buffer_info()[0]),
+            len(drafts),
+            address(given),
+            address(scores),
+            budget.nodes,
+            budget.depth,
+            _LEVELS,
+            address(rates),
+            out.numbers,
+            out.chances,
+            address(sources),
         )
         if nodes < 0:
             raise MemoryError("no memory to blend drafts")

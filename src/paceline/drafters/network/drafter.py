@@ -327,10 +327,7 @@ class TrainedDrafter(Drafter):
     ) -> list[TokenTree]:
         lines = list(map(self._line, sequences))
         made = chains(
-            *(drafted, budgets, lines),
-            source=self.name,
-            stop=self._stop,
-            runner_ups=self._runner_ups,
+            drafted, budgets, lines, source=self.name, stop=self._stop, runner_ups=self._runner_ups
         )
         for sequence, (_, chain) in zip(sequences, made, strict=True):
             self._progress[sequence.id].chain = chain

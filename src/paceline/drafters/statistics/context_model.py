@@ -80,7 +80,7 @@ class ContextModel:
         """Learn from text, from position `begin` on."""
         first = max(0, begin - self._order)
         text = array("i", tokens[first:])
-        at = text.buffer_info()[0]
+        at = address(text)
         self._check(self._call.read(self._model, at, len(text), begin - first, weight))
 
     def recycle(self, tokens: List[int], draft: TokenTree, logits: LogitArray) -> None:
@@ -94,8 +94,12 @@ class ContextModel:
             logits = np.ascontiguousarray(logits, np.float32)
         self._check(
             self._call.recycle(
-                *(self._model, numbers.buffer_info()[0], len(tail), len(draft)),
-                *(address(logits), logits.shape[1]),
+                self._model,
+                address(numbers),
+                len(tail),
+                len(draft),
+                address(logits),
+                logits.shape[1],
             )
         )
 
@@ -107,8 +111,7 @@ class ContextModel:
             array("d", [0.0] * (WIDTH + 1)),
         )
         count = self._call.look(
-            *(self._model, text.buffer_info()[0], len(text)),
-            *(tokens.buffer_info()[0], shares.buffer_info()[0]),
+            self._model, address(text), len(text), address(tokens), address(shares)
         )
         if count < 0:
             return None
@@ -120,8 +123,7 @@ class ContextModel:
         out = self._out
         out.fit(0, self._order * WIDTH)
         count = self._call.offers(
-            *(self._model, text.buffer_info()[0], len(text), reach, rates.buffer_info()[0]),
-            *(out.numbers, out.chances),
+            self._model, address(text), len(text), reach, address(rates), out.numbers, out.chances
         )
         return out.offers(self._check(count), self.rates)
 
@@ -131,8 +133,14 @@ class ContextModel:
         nodes, out = budget.nodes, self._out
         out.fit(nodes, (1 + nodes) * self._order * WIDTH)
         count = self._call.grow(
-            *(self._model, text.buffer_info()[0], len(text), nodes, budget.depth),
-            *(rates.buffer_info()[0], out.numbers, out.chances),
+            self._model,
+            address(text),
+            len(text),
+            nodes,
+            budget.depth,
+            address(rates),
+            out.numbers,
+            out.chances,
         )
         return out.guess(self._check(count), self.rates)
 

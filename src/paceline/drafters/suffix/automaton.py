@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from paceline.native.library import calls
+from paceline.native.library import address, calls
 
 ROOT_STATE = 0
 
@@ -81,7 +81,7 @@ class Automaton:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens, each 0 or more, to the current text."""
         new = array("i", tokens)
-        if not self._call.extend(self.address, new.buffer_info()[0], len(new), self._at):
+        if not self._call.extend(self.address, address(new), len(new), self._at):
             raise MemoryError("no memory for more tokens in an automaton")
         self.log += new
         self.match = self._match()
@@ -98,7 +98,7 @@ class Automaton:
     def read(self, state: int, length: int, tokens: Sequence[int]) -> Match:
         """Return the longest context after `tokens`, from a context before them."""
         new = array("i", tokens)
-        at = new.buffer_info()[0]
+        at = address(new)
         self._call.read(self.address, state, length, at, len(new), self._at)
         return self._match()
 
@@ -140,7 +140,7 @@ class Automaton:
         # For what the library finds: the outlook of so many contexts.
         self._most = most
         self._found = array("i", bytes(4 * (2 + most * (4 + 2 * BEST))))
-        self._at = self._found.buffer_info()[0]
+        self._at = address(self._found)
 
     def _match(self) -> Match:
         found = self._found

@@ -14,7 +14,7 @@ from paceline.drafters.candidates import evidence_rates, weigh
 from paceline.drafters.suffix.automaton import BEST, Automaton, Match
 from paceline.drafters.suffix.history import CAPACITY, HistoryDrafter, SequenceText
 from paceline.errors import InvalidOption
-from paceline.native.library import calls
+from paceline.native.library import address, calls
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import BLEND_CONTEXTS, OTHER_SOURCE, TRIED_CONTEXTS
 from paceline.trees.candidates import CandidateTree, Offer, Workspace
@@ -54,8 +54,15 @@ class SuffixDecoding(HistoryDrafter):
         nodes, out = budget.nodes, self._out
         out.fit(nodes, (1 + nodes) * BLEND_CONTEXTS * _MOST)
         count = calls("grow_").suffixes(
-            *(text.address, self.history.texts.address, at.buffer_info()[0], nodes, budget.depth),
-            *(BLEND_CONTEXTS, known.buffer_info()[0], out.numbers, out.chances),
+            text.address,
+            self.history.texts.address,
+            address(at),
+            nodes,
+            budget.depth,
+            BLEND_CONTEXTS,
+            address(known),
+            out.numbers,
+            out.chances,
         )
         if count < 0:
             raise MemoryError("no memory to grow a draft")

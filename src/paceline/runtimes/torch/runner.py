@@ -62,13 +62,10 @@ class TorchRunner:
         parameters = {
             name: self._tensor(array).to(embedding.dtype)
             for name, array in trained.parameters.items()
-        }
+        } | dict(target_weights)
         rows = head[self._tensor(trained.draft_ids)]
-        reach = trained.network.reach
-        self._weights = (
-            *(trained.network.geometry, {**parameters, **target_weights}, embedding),
-            *(rows, reach),
-        )
+        network = trained.network
+        self._weights = (network.geometry, parameters, embedding, rows, network.reach)
 
     @property
     def depth(self) -> int:

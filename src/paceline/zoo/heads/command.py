@@ -256,8 +256,19 @@ class HeadOptions:
         """A command line that makes the same head; files by their names alone."""
         parts = ["paceline", "train", self.kind, *(path.name for path in self.prompts)]
         for key in (
-            *("drafters", "limit", "new_tokens", "per_prompt", "ahead", "samples", "margin"),
-            *("cost", "penalty", "held_out", "seed", "model", "draft_model"),
+            "drafters",
+            "limit",
+            "new_tokens",
+            "per_prompt",
+            "ahead",
+            "samples",
+            "margin",
+            "cost",
+            "penalty",
+            "held_out",
+            "seed",
+            "model",
+            "draft_model",
         ):
             if getattr(self, key) is not None and (key, self.kind) != ("samples", "judge"):
                 parts += [f"--{key.replace('_', '-')}", str(getattr(self, key))]

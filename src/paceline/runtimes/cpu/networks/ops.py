@@ -369,8 +369,14 @@ class NativeOps(Recorder):
 def _heads(shape: Geometry, pool: BlockPool, window: int) -> Heads:
     kept = KV_DTYPES["fp32" if pool.memory.dtype == np.float32 else "fp16"]
     return Heads(
-        *(shape.heads, shape.kv_heads, shape.head_dim, kept),
-        *(shape.norm_eps, shape.head_dim**-0.5, window, shape.head_dim),
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        width=shape.head_dim,
+        kv_dtype=kept,
+        eps=shape.norm_eps,
+        scale=shape.head_dim**-0.5,
+        window=window,
+        rotated=shape.head_dim,
     )
 
 
