@@ -8,7 +8,7 @@ import sys
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
-from tests import structure
+from tests import names, structure
 from tests.structure import MODULES, Import, folder, imports_of, inner, layer
 
 IMPORTS = [each for module in MODULES for each in imports_of(module)]
@@ -102,6 +102,27 @@ def test_an_unpacked_literal_is_seen() -> None:
     for code in ("f(*(a, b), c)", "x = (*[a], b)"):
         assert list(structure.star_tuples(ast.parse(code)))
     assert not list(structure.star_tuples(ast.parse("f(*names); x = (*(n for n in names), b)")))
+
+
+def test_names_in_backticks_stand_for_something() -> None:
+    """In docstrings and comments; `names.FOREIGN` lists those of others' code."""
+    found = list(names.mentions())
+    assert len(found) > 1000
+    assert [each for each in found if not names.resolves(each)] == []
+
+
+def test_a_name_that_is_gone_is_seen() -> None:
+    gone = ("follows_noise", "TokenTree.leaves", "drafters/eagle9.py", "paceline fly", "--fly-high")
+    assert not any(names.resolves(names.Mention("core.types", 1, each)) for each in gone)
+    there = (
+        "TokenTree",
+        "TokenTree.parents",
+        "core.tree",
+        "paceline generate",
+        "--drafter",
+        "a * b",
+    )
+    assert all(names.resolves(names.Mention("core.types", 1, each)) for each in there)
 
 
 def test_the_map_on_the_architecture_page_is_that_of_the_table() -> None:

@@ -1,7 +1,7 @@
 """Exactness audit: every registered verifier on every drafting method, by running shipped code.
 
 Pairs that a verifier accepts must give the target's distribution (`pairs`), others be refused
-(`refusals`). `bad_input`, `limits` and `controls` add faults, lossy verifiers, negative controls.
+(`refusal`). `bad_input`, `limits` and `controls` add faults, lossy verifiers, negative controls.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def peak_of(x: LogitArray | ProbArray) -> float:
 
 
 def _argmax(x: LogitArray | ProbArray) -> int:
-    # A NaN counts as the largest entry; `_peak` then raises.
+    # A NaN counts as the largest entry; `peak_of` then raises.
     token = int(x.argmax())
     if not math.isfinite(x[token]):
         peak_of(x)

@@ -39,7 +39,7 @@ def groups_of(model: nn.Module, optimiser: Optimizer) -> list[Group]:
 
 
 def moments_of(optimiser: Optimizer, groups: list[Group]) -> dict[str, Tensor]:
-    """Return the optimiser state (AdamW: steps and moments) as tensors named `key.parameter`."""
+    """Return the optimiser state (AdamW: steps and moments) as tensors named KEY.PARAMETER."""
     kept = optimiser.state_dict()["state"]
     return {
         f"{key}.{name}": torch.as_tensor(value)

@@ -1,7 +1,7 @@
 """Small Llamas with mixtures of experts in PyTorch, and the losses that keep experts in use few.
 
 Kind "blockffn" is BlockFFN's (Song et al. 2025, arXiv:2507.08771): small experts without gates,
-weighted by `RMSNorm(ReLU(router))`, so that a row uses as many as it wants to. Kind "top-k" is
+weighted by RMSNorm(ReLU(router)), so that a row uses as many as it wants to. Kind "top-k" is
 Mixtral's (Jiang et al. 2024): gated experts, weighted by a softmax of the largest scores.
 """
 

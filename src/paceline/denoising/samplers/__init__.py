@@ -1,1 +1,1 @@
-"""Unmasking rules that defaults use. Others are in `zoo/samplers`."""
+"""Unmasking rules that defaults use. Others are in the zoo."""
