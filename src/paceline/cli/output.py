@@ -230,9 +230,6 @@ class Painter:
         return typer.style(text, fg=self._colours[source])
 
 
-# Progress bars:
-
-
 @contextmanager
 def progress_bar(
     figures: str = "{task.percentage:>3.0f}%", shown: bool = True
@@ -330,9 +327,6 @@ def end(finished: bool, kept: bool = True) -> None:
         if kept:
             remark("interrupted: the same command goes on")
         raise typer.Exit(130)
-
-
-# Reports for people:
 
 
 def doctor_lines(report: Mapping[str, Any]) -> list[str]:

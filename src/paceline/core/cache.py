@@ -16,8 +16,6 @@ from paceline.errors import InvalidOption, ModelError, PacelineError
 
 T = TypeVar("T")
 
-# Atomic file writes.
-
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
@@ -92,8 +90,6 @@ def read_text(
         reason = getattr(found, "strerror", None) or "not UTF-8 text"
         raise error(f"{said} ({reason}): {advice}") from found
 
-
-# Files that lines are appended to.
 
 _FAR = 2**40
 

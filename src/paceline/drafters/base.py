@@ -169,9 +169,6 @@ class Drafter(ABC):
         """Forget everything learned from earlier sequences."""
 
 
-# Plain decoding:
-
-
 class NoDrafter(Drafter):
     """Baseline without drafts: every step commits one token."""
 

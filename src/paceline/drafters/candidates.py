@@ -86,8 +86,6 @@ class CandidateDrafter(Drafter, Generic[AnyModel]):
         return begin, guess
 
 
-# Hit rates of copied continuations, by match length and share of the occurrences.
-
 _EDGES = (2, 3, 4, 5, 6, 8, 12, 20)
 
 _BUCKETS = tuple(bisect_right(_EDGES, length) for length in range(_EDGES[-1] + 1))

@@ -21,8 +21,6 @@ from paceline.policy.cost import CostModel
 from paceline.sampling.sampler import logprobs
 from paceline.sampling.sequence import Sequence
 
-# Chunked prefill:
-
 # Chunk size while no request decodes; larger ones are no cheaper.
 ALONE = 512
 

@@ -19,8 +19,6 @@ from paceline.errors import ContextExceeded, PacelineError
 from paceline.policy.cost import CostModel
 from paceline.sampling.sequence import Sequence
 
-# Limits of an engine, and the error of a request beyond them.
-
 
 class QueueFull(PacelineError):
     """The request queue is full: try again once some have ended."""

@@ -10,8 +10,6 @@ from paceline.core.types import FinishReason, SamplingParams
 from paceline.models.text import StopStrings, Tokenizer
 from paceline.sampling.sequence import Sequence
 
-# Repetition detection, for small models that repeat themselves under greedy decoding.
-
 _TIMES = 3
 # Shorter repetition is legitimate: a row of dots, three equal lines, a number full of zeros.
 _LEAST = 24
@@ -76,9 +74,6 @@ class StopRules:
             if kept >= room:
                 return kept, "length"
         return len(run), None
-
-
-# Text of one sequence:
 
 
 class Transcript:

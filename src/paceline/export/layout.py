@@ -91,9 +91,6 @@ def _unwritable(out: Path, error: OSError) -> InvalidOption:
     )
 
 
-# Conversion of fused decoder-layer weights and LM heads to Hugging Face tensor names.
-
-
 def layer_tensors(
     parameters: Mapping[str, LogitArray], name: str, geometry: Geometry, theirs: str
 ) -> Tensors:
@@ -130,8 +127,6 @@ def whole_head(target: ModelSource, ids: IntArray) -> LogitArray:
     out[ids] = head_rows(target, ids)
     return out
 
-
-# Export of a whole model in Hugging Face format, as a draft model for vLLM.
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",

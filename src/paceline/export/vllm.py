@@ -29,8 +29,6 @@ from paceline.networks.eagle3 import Eagle3
 from paceline.networks.medusa import Medusa
 from paceline.networks.weights import Trained, load_network
 
-# Export of a trained stand-alone draft model:
-
 
 def draft_lm_layout(trained: Trained, target: ModelSource, verifier: str) -> Layout:
     """Build the directory; arguments as for `eagle3_layout`, of class `DraftLM`.
@@ -66,9 +64,6 @@ def draft_lm_layout(trained: Trained, target: ModelSource, verifier: str) -> Lay
     )
 
 
-# Export of Medusa heads to vLLM:
-
-
 def medusa_layout(trained: Trained, target: ModelSource, verifier: str) -> Layout:
     """Build the directory of Medusa heads; arguments as for `eagle3_layout`.
 
@@ -96,9 +91,6 @@ def medusa_layout(trained: Trained, target: ModelSource, verifier: str) -> Layou
         tensors={**tensors, "lm_head.weight": whole_head(target, trained.draft_ids)},
         metadata=trained.metadata,
     )
-
-
-# Export of EAGLE-3 to vLLM:
 
 
 def eagle3_layout(trained: Trained, target: ModelSource, verifier: str) -> Layout:

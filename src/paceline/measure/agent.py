@@ -22,8 +22,6 @@ from paceline.measure.prompts import BenchPrompt
 from paceline.measure.report import BASELINE
 from paceline.measure.run import Playing, Race, Record, Run, Workload, decode
 
-# Files of a small made-up project, and what the agent is asked to do with them.
-
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -221,9 +219,6 @@ def _chat(text: str) -> list[dict[str, str]]:
 
 def _files(names: Sequence[str]) -> str:
     return "\n\n".join(f"File {name}:\n\n{FILES[name]}" for name in names)
-
-
-# The workload of a prompt file:
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,6 @@ class _Clocked:
         return clocked
 
 
-# A decoding step taken apart:
-
 # Steps of each kind in a round.
 _STEPS = 6
 
@@ -260,9 +258,6 @@ class _Bench:
         return None if count_nodes is None else count_nodes(self._passes, count)
 
 
-# How far a faster precision of a model is from its full precision:
-
-
 @dataclass(frozen=True, slots=True)
 class Fidelity:
     """A model against its reference, on the reference's greedy text.
@@ -355,8 +350,6 @@ def _logprobs(target: Target, context: Sequence[int], text: Sequence[int]) -> Pr
     out: ProbArray = x - np.log(np.exp(x).sum(axis=1, keepdims=True))
     return out
 
-
-# How far the logits of a token depend on the pass it was computed in:
 
 _PREFIX = 150
 _CHAIN = 16

@@ -298,9 +298,6 @@ def area(found: Sequence[Row]) -> float:
     return total
 
 
-# What an ideal model of the marginals would do, for tasks with several right answers.
-
-
 def ideal(task: str, n: int) -> list[tuple[str, ...]]:
     """Return the right answers, equally likely, to a task over `n` names; empty if there is one."""
     line = tuple(map(str, range(n)))

@@ -133,9 +133,6 @@ def words() -> list[str]:
     return list(dict.fromkeys([*marks, *LETTERS, *NAMES, *wording]))
 
 
-# Closed forms of an ideal model that fills several places from their marginals.
-
-
 def one_step_chance(answers: Sequence[Sequence[str]]) -> float:
     """Return the chance of a right answer, all places drawn at once from their marginals at T=1.
 
@@ -147,9 +144,6 @@ def one_step_chance(answers: Sequence[Sequence[str]]) -> float:
         for each in answers
     )
     return sum(chances)
-
-
-# Waiting lines.
 
 
 def _names(rng: Random, count: int) -> tuple[str, ...]:
@@ -227,8 +221,6 @@ def _replace(_rng: Random, line: list[str], other: str, place: int) -> list[str]
     return [*line[:place], other, *line[place + 1 :]]
 
 
-# Squares of four by four, row after row.
-
 _SIDE = 4
 
 
@@ -288,9 +280,6 @@ def _sudoku(rng: Random) -> Problem:
     return Problem({"x": clues}, answer, clues)
 
 
-# Sums, with the total after each number.
-
-
 def _digits(number: int) -> str:
     return " ".join(str(number))
 
@@ -302,8 +291,6 @@ def _sums(rng: Random) -> Problem:
     answer = " ; ".join(_digits(each) for each in totals)
     return Problem({"x": asked}, tuple(answer.split()), asked)
 
-
-# Expressions of a value, and brackets of a depth: many right answers.
 
 _PRIORITY = {"+": 1, "-": 1, "*": 2}
 

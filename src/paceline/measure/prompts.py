@@ -71,8 +71,6 @@ def _parse(path: Path, number: int, line: str) -> BenchPrompt:
     return BenchPrompt(str(entry.get("question_id", number)), category, tuple(turns))
 
 
-# A small mix of prompts for a bench without a prompt file.
-
 _TOLD = tomllib.loads(files("paceline.measure").joinpath("prompts.toml").read_text("utf-8"))
 
 

@@ -164,8 +164,6 @@ def _ratio(a: float, b: float) -> float | None:
     return a / b if b else None
 
 
-# Around the table:
-
 # Settings that are shown elsewhere, or not at all.
 _UNSHOWN = ("cpu", "cores", "drafters", "prompts_sha256", "fingerprint")
 
@@ -228,8 +226,6 @@ def results_page(results: Mapping[str, Any]) -> str:
     shown = table(titles(), [cells(row) for row in results["rows"]])
     return f"# Bench\n\n{conditions}\n\n{place(results)}\n\n{shown}\n{lines}\n"
 
-
-# The directory of a bench:
 
 _RESUMED = "resumed_after"
 

@@ -96,9 +96,6 @@ def last_hidden(ops: Ops, geometry: Geometry, features: Rows) -> Rows:
     return ops.split(features, (3 * geometry.width, geometry.width))[1]
 
 
-# Stack of Llama decoder layers, as `models.families` has them.
-
-
 def stack_shapes(name: str, geometry: Geometry, count: int, ffn_size: int) -> Shapes:
     """Return the parameters of `stack`: `count` layers, named `name.0`, `name.1` and so on."""
     out: Shapes = {}

@@ -23,8 +23,6 @@ from paceline.networks.base import Network, describe, geometry_from
 from paceline.networks.catalogue import build
 from paceline.networks.head_preview import SCREEN, HeadPreview, read_head_preview
 
-# Safetensors files:
-
 _RETRAIN = "train or fetch it again"
 
 
@@ -82,8 +80,6 @@ def write_tensors(
     except (OSError, SafetensorError) as error:  # the latter wraps the system's while writing
         raise InvalidOption(f"cannot write {path} ({error}): {advice}") from error
 
-
-# Trained networks:
 
 _IDS = "draft_ids"
 
@@ -176,8 +172,6 @@ def load_network(path: Path) -> Trained:
     parameters = {name: array.astype(np.float32) for name, array in tensors.items()}
     return Trained(network, parameters, ids, metadata, head_preview)
 
-
-# Model cards of the drafter weights in the package, from the files' own metadata.
 
 _SHIPPED = "paceline.weights"
 

@@ -69,9 +69,6 @@ class DecayedMean:
         return (self.total + prior * belief) / (self.weight + belief)
 
 
-# Calibration: accepted over predicted tokens.
-
-
 def corrected(probabilities: list[float], factor: float) -> list[float]:
     """Return acceptance probabilities times `factor`; above 1 it multiplies the odds instead."""
     if factor <= 1:
@@ -108,9 +105,6 @@ class Calibration:
         shared = self._all.shrunk(1.0, 2 * CALIBRATION_PRIOR)
         own = self._own.get(id)
         return shared if own is None else own.shrunk(shared, CALIBRATION_PRIOR)
-
-
-# Hit rates per kind of candidate:
 
 
 class HitRates:
@@ -154,14 +148,12 @@ class HitRates:
         return np.array(self.table, dtype=np.float64)
 
 
-# Online Platt scaling (Platt 1999) of draft probabilities to acceptance probabilities.
-
 # Largest logit.
 _LARGEST_LOGIT = 7.0
 
 
 class PlattScaling:
-    """Platt scaling for requests of one temperature."""
+    """Online Platt scaling (Platt 1999) for requests of one temperature."""
 
     def __init__(self) -> None:
         self._slope, self._offset = 1.0, 0.0
@@ -209,9 +201,6 @@ def _logit(probability: float) -> float:
     if probability >= 1:
         return _LARGEST_LOGIT
     return max(-_LARGEST_LOGIT, min(_LARGEST_LOGIT, log(probability / (1 - probability))))
-
-
-# Calibrated acceptance probabilities of draft nodes.
 
 
 class AcceptanceEstimates:
@@ -262,9 +251,6 @@ class AcceptanceEstimates:
         first = {token: score for token, parent, score in nodes if parent == ROOT}
         accepted = float(verdict.next_token in first)
         self._calibration.learn(sequence.id, accepted, sum(first.values()))
-
-
-# Acceptance by depth of chains, for drafts without scores or with scores that are not trusted.
 
 
 class DepthRates:

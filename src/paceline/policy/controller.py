@@ -98,9 +98,6 @@ def shallower(limit: Budget, depth: int) -> Budget:
     return Budget(max(depth, -(-limit.nodes * depth // limit.depth)), depth)
 
 
-# Fixed budget for every sequence at every step.
-
-
 class Fixed(Controller):
     """Ask for `nodes` nodes up to depth `depth` at every step."""
 

@@ -167,8 +167,6 @@ class CostModel:
         return (1 - part) * self._measured[below] + part * self._measured[above]
 
 
-# Measurement of forward costs, cached on disk per machine and model.
-
 # Rows per forward at which the cost is known.
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 

@@ -44,8 +44,6 @@ MARGIN = 1.02
 # Decay per step of the long-run rate.
 _MEMORY = 0.98
 
-# Chain depths for a batch when drafts cannot be pruned:
-
 
 def best_depths(
     reach: List[List[float]],
@@ -96,8 +94,6 @@ def best_depths(
             count -= 1
     return depths
 
-
-# Budgets for drafts that cannot be pruned:
 
 _NOTHING = Budget(0, 0)
 
@@ -157,9 +153,6 @@ class Chains:
             allowed = sequence.speculation.cap(self._limit).depth
             reach.append(self._reach.reach(sequence.id, allowed))
         return best_depths(reach, costs, self._level_seconds, beside)
-
-
-# Gain of drafted nodes in a batch, in tokens of plain decoding.
 
 
 def batch_gains(ranked: List[tuple[float, int]], roots: int, queue: int) -> list[float]:

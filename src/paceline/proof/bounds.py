@@ -230,8 +230,6 @@ def _product(first: list[ProbArray], second: list[ProbArray]) -> list[ProbArray]
     ]
 
 
-# Acceptance probability of each verifier at one node, and expected accepted tokens of chains.
-
 # Most histories of rejected tokens that `recursive_distinct` enumerates.
 _STATES = 50_000
 

@@ -35,8 +35,6 @@ from paceline.trees.dyspec import Dynamic, Threshold
 from paceline.trees.shapes import MEDUSA, confident
 from paceline.verifiers.base import Shape, Verifier
 
-# Stateless drafters for tabular models, as functions that enumeration can replay.
-
 # From a context, a source of draws and a budget to a draft.
 Propose = Callable[[tuple[int, ...], Randomness, Budget], TokenTree]
 
@@ -113,8 +111,6 @@ class FunctionDrafter(Drafter):
             for s, b in zip(sequences, budgets, strict=True)
         ]
 
-
-# Drafting methods of the audit, over tables; the drafters are the shipped tree expansions.
 
 # Threshold of expansion and pruning: low enough for siblings and several levels.
 _LEAST = 0.15
@@ -399,9 +395,6 @@ QUICK = Grid(
     seeds=400,
     others=("penalties", TRIMMED),
 )
-
-
-# What plugins add.
 
 
 @dataclass(frozen=True, slots=True)

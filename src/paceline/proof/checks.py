@@ -17,8 +17,6 @@ from paceline.errors import InvalidOption
 from paceline.proof.audited_engine import END, Token
 from paceline.proof.report import DistributionTest
 
-# Exact tests at any sample size:
-
 # Family of cells: "token" or "prefix", and the position in the continuation, from 1.
 Group = tuple[str, int]
 
@@ -173,8 +171,6 @@ def compare(features: Features, first: int, resamples: int, seed: int) -> TwoSam
     return TwoSample((1 + exceeding) / (1 + resamples), group, location, scale, maxima[1:])
 
 
-# Statistical power of the audit's tests:
-
 _STEPS = 9
 _RUNS = 400
 
@@ -275,8 +271,6 @@ def _least(found: Callable[[float], float], most: float, power: float) -> float 
     return high
 
 
-# Prompts for the distribution tests:
-
 LAW_PROMPTS: tuple[str, ...] = (
     "The dog likes the cat. The cat likes the bird. The bird likes the dog. The dog likes the",
     "one two one two three one two one two three one two",
@@ -284,8 +278,6 @@ LAW_PROMPTS: tuple[str, ...] = (
     "She saw a fox, a dog and a hen. He saw a dog, a fox and a cow. They saw a",
 )
 
-
-# Extent of an audit:
 
 # Logits: the error of int8 quantization.
 NEAR_TIE = 0.5

@@ -161,8 +161,6 @@ def _upper_tail(statistic: float, freedom: int) -> float:
     return min(1.0, tail)
 
 
-# One verifier on one drafting method and one case:
-
 # Largest error that counts as none: rounding of float64 sums.
 EXACT = 1e-12
 

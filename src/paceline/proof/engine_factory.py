@@ -31,8 +31,6 @@ from paceline.proof.remote_engines import JsonlEngine, UrlEngine
 from paceline.registry.loaded import Loaded
 from paceline.registry.loading import load_model, make_engine
 
-# Adapter of paceline itself for audits.
-
 # Options, named as in `paceline.load`.
 SETTINGS = ("drafter", "verifier", "nodes", "depth", "draft_model", "max_batch")
 

@@ -45,8 +45,6 @@ from paceline.sampling.randomness import KeyedRandomness, Randomness
 from paceline.sampling.sampler import Sampler, TreeDistributions
 from paceline.verifiers.base import TargetDistributions, Verifier
 
-# Lossy verifiers at the setting where each must be lossless.
-
 # Cases of these checks.
 GRID = Grid(
     vocabularies=(3,),
@@ -110,8 +108,6 @@ def lossy(method: Method) -> Lossy:
         next(map(str, wrong), None),
     )
 
-
-# Refusals:
 
 _CASE = Case(vocabulary=3, depth=2, width=2, temperature=1.0, top_p=1.0)
 # Samples in place of all outcomes where noise is continuous.
@@ -208,9 +204,7 @@ def _every_outcome(run: Callable[[Randomness], tuple[int, ...]]) -> None:
             run(KeyedRandomness(seed))
 
 
-# Fault injection:
-
-_bad_input_CASE = Case(vocabulary=3, depth=2, width=1, temperature=1.0, top_p=1.0)
+_BAD_INPUT_CASE = Case(vocabulary=3, depth=2, width=1, temperature=1.0, top_p=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,19 +274,19 @@ def _negative(distribution: Distribution) -> Distribution:
 
 def bad_inputs(verifier: Verifier) -> list[BadInput]:
     """Inject every applicable fault into one draft of each kind that `verifier` accepts."""
-    target, drafter = _bad_input_CASE.models()
-    distribution = processed(target, _bad_input_CASE.params, PROMPT)
-    q = processed(drafter, _bad_input_CASE.draft_params, PROMPT)
+    target, drafter = _BAD_INPUT_CASE.models()
+    distribution = processed(target, _BAD_INPUT_CASE.params, PROMPT)
+    q = processed(drafter, _BAD_INPUT_CASE.draft_params, PROMPT)
     found: list[BadInput] = []
     # One entry per kind, the first: faults concern what a draft declares, not how it was grown.
     by_kind = {
-        each.kind: (each.name, each.build(q, _bad_input_CASE.vocabulary, _bad_input_CASE.width))
+        each.kind: (each.name, each.build(q, _BAD_INPUT_CASE.vocabulary, _BAD_INPUT_CASE.width))
         for each in reversed([*draft_laws()])
         if each.build is not None and each.fits(verifier)
     }
     for scheme_name, propose in by_kind.values():
         draft = propose(
-            PROMPT, KeyedRandomness(0), Budget(_bad_input_CASE.depth, _bad_input_CASE.depth)
+            PROMPT, KeyedRandomness(0), Budget(_BAD_INPUT_CASE.depth, _BAD_INPUT_CASE.depth)
         )
 
         def check(
@@ -318,11 +312,11 @@ def bad_inputs(verifier: Verifier) -> list[BadInput]:
 
 
 def _nan_distributions(verifier: Verifier, draft: TokenTree) -> TargetDistributions:
-    target = _bad_input_CASE.models()[0]
+    target = _BAD_INPUT_CASE.models()[0]
     paths = [draft.tokens[list(path_to(draft, node))].tolist() for node in range(len(draft))]
     logits = np.stack([target((*PROMPT, *path)) for path in ([], *paths)])
     logits[0] = np.nan
-    sampler = Sampler(_bad_input_CASE.params, PROMPT)
+    sampler = Sampler(_BAD_INPUT_CASE.params, PROMPT)
     return TreeDistributions(sampler, draft, Output(logits), len(PROMPT), verifier.name)
 
 

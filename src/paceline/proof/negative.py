@@ -196,9 +196,6 @@ def peeks_at_target(distribution: DistributionOf) -> Propose:
     return propose
 
 
-# Wrong verifiers and drafters of chains and paths:
-
-
 class BlockWithEarlyExit(Verifier):
     """Block verification whose coins are tossed from the root down, ending at the first failure."""
 

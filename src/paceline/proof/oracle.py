@@ -172,9 +172,6 @@ def add_up(weighted: Iterable[tuple[tuple[int, ...], float]]) -> Joint:
     return {output: math.fsum(weights) for output, weights in terms.items()}
 
 
-# Residual mass of (p - s q)+ by scale s:
-
-
 @dataclass(frozen=True)
 class Excess:
     """Mass of (p - s q)+ as a function of s, in O(log V) after one sort.
@@ -209,9 +206,6 @@ def quotient(first: ProbArray, second: ProbArray) -> ProbArray:
     """Return ratios of masses; infinite on overflow."""
     with np.errstate(over="ignore"):
         return first / second
-
-
-# Pools of tokens by draft mass, for `acceptance.recursive_distinct` over large vocabularies.
 
 
 @dataclass(frozen=True)

@@ -193,8 +193,6 @@ def _is_token(value: object) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool)
 
 
-# Adapter of an OpenAI-compatible completions endpoint for audits.
-
 # Number of top logprobs requested; servers may give fewer.
 _TOP = 20
 

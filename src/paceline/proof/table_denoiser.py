@@ -11,15 +11,14 @@ import numpy as np
 from paceline.core.target import Block, BlockOutput
 from paceline.core.types import Attention, Capabilities, Denoises, ProbArray
 
-# Tokens: symbols of the joint from 0 on, then the mask, then an end token.
-
 
 class TableDenoiser:
     """`BlockTarget` over a joint of `places` symbols after a prompt of `begin` tokens.
 
     A masked row's distribution is the exact conditional of its place, given the tokens that it
     sees. A clean row's is that of its place given the others, or with `autoregressive` that of the
-    next place. Places beyond the joint hold the end token.
+    next place. Places beyond the joint hold the end token. Tokens are the joint's symbols,
+    the mask, the end.
     """
 
     def __init__(

@@ -19,8 +19,6 @@ import numpy.typing as npt
 
 from paceline.errors import OutOfMemory
 
-# Which full blocks hold which tokens, so that requests with a common beginning share them.
-
 # The empty chain.
 _START = 0
 
@@ -218,9 +216,6 @@ class BlockPool:
     def token(self, block: int, row: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return writable views of a token's keys and values, `[layers, kv_heads, head_dim]`."""
         return self._keys[:, block, :, :, row], self._values[:, block, :, row]
-
-
-# The block table of one sequence:
 
 
 @dataclass(eq=False)

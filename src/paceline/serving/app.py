@@ -138,9 +138,6 @@ class Service:
                 self.owner.cancel(job.outbox.jobs)
 
 
-# The way of a request for text.
-
-
 class Exchange:
     """One request for text, from its admission until all of its answer is sent."""
 
@@ -274,9 +271,6 @@ def _left(ignored: list[str], notes: Notes, strict: bool) -> dict[str, str]:
         place = notes.left[0]
         raise BadRequest(f"{place}: the server cannot use it: leave it out", place)
     return http.ignoring([*ignored, *notes.left])
-
-
-# The other routes.
 
 
 def _application(service: Service, keys: tuple[str, ...]) -> Starlette:

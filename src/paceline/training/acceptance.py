@@ -77,8 +77,6 @@ def acceptance_loss(
     return weighted_mean(accepted + rejected, drafted)
 
 
-# Trains the head that predicts acceptance (SpecDec++, arXiv:2405.19715, section 3.3).
-
 _EPSILON = 1e-6
 _STEP_ROWS = 512
 

@@ -182,9 +182,6 @@ def order(texts: Sequence[Text], batch_tokens: int, seed: int) -> list[list[Text
     return [groups[i] for i in generator.permutation(len(groups))]
 
 
-# Batches for networks that read tokens alone and are trained on labels alone.
-
-
 class TokenSource(FeatureSource):
     """Zero features for token-only networks trained on labels alone, without target forwards."""
 

@@ -23,8 +23,6 @@ from torch.optim import Optimizer
 from paceline.core.cache import written_file
 from paceline.errors import InvalidOption, ModelError
 
-# An optimiser's state as plain values and named tensors, and back.
-
 # Settings of an optimiser's parameter group, with parameter names under "params".
 Group = dict[str, Any]
 
@@ -67,9 +65,6 @@ def restore(
 def _indices(groups: list[Group]) -> dict[str, int]:
     # PyTorch numbers parameters by their place in the concatenated groups.
     return {name: i for i, name in enumerate(n for group in groups for n in group["params"])}
-
-
-# A digest of tensors and text, by which a changed file is told.
 
 
 def digest(tensors: Mapping[str, Tensor], text: str) -> str:

@@ -108,8 +108,6 @@ def _interval(of: Callable[[IntArray], float], groups: list[IntArray]) -> Figure
     return Figure(of(np.concatenate(groups)), float(low), float(high))
 
 
-# Logistic regression with weighted examples, by Newton's method:
-
 _STEPS = 100
 _SMALL = 1e-8
 

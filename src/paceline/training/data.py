@@ -165,8 +165,6 @@ def _header(engine: Engine) -> list[int]:
     return tokenizer.encode(before)
 
 
-# User turns from JSONL files of several common shapes.
-
 _KEYS = ("prompt", "question", "instruction")
 
 
@@ -275,8 +273,6 @@ def _text(line: str) -> str:
         text += f"\n\n{instances[0].get('input') or ''}"
     return text.strip()
 
-
-# Texts on disk:
 
 # Texts per shard: shard k holds the texts that exist of indices [k SHARD, (k + 1) SHARD).
 SHARD = 256

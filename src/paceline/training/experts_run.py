@@ -160,9 +160,6 @@ def experts_of(module: ExpertModule, texts: Sequence[Any]) -> list[BoolArray]:
     return [np.concatenate(each) for each in found]
 
 
-# Files.
-
-
 def config_json(recipe: ExpertRecipe) -> dict[str, Any]:
     """Return the config: that of Mixtral, or of Llama with the experts of BlockFFN."""
     own: dict[str, Any] = {"model_type": BLOCKFFN.hf, "num_experts": recipe.experts}

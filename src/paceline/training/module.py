@@ -214,9 +214,6 @@ def _first(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
     return torch.randn(shape, generator=generator) / math.sqrt(shape[-1])
 
 
-# The target's tensors that a network runs as its own.
-
-
 def share_target_weights(
     network: Network, config: ModelConfig, weights: Weights
 ) -> dict[str, LogitArray]:
@@ -239,9 +236,6 @@ def share_target_weights(
     for mine, theirs in network.target_weights().items():
         out[mine] = np.concatenate([weights[each] for each in fused_of(theirs)])
     return out
-
-
-# A network that was trained, in PyTorch again.
 
 
 def restore_module(trained: Trained, source: ModelSource) -> DraftModule:

@@ -132,9 +132,6 @@ def hits(drafted: Sequence[Tensor], batch: Batch, places: Tensor) -> Hits:
     return Hits(starts, accepted)
 
 
-# Hidden-state and CTC losses, beside the loss on tokens or in its place.
-
-
 def network_loss(
     network: Network,
     drafts: Drafts,
@@ -219,9 +216,6 @@ def argmax_tokens(network: Network, drafted: Sequence[Tensor]) -> list[Tensor]:
 
 def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-# A network run over a batch, and what that costs it.
 
 
 def forward(

@@ -26,8 +26,6 @@ from paceline.training.data import Text
 from paceline.training.losses import CrossEntropy, Loss
 from paceline.training.module import DraftModule
 
-# Drafts that a network makes itself, behind some places of a batch, with their gradients.
-
 
 @dataclass(frozen=True, slots=True)
 class Places:

@@ -23,8 +23,6 @@ from paceline.measure.machine import dumps
 from paceline.networks.base import Network, describe
 from paceline.training.trainer import Trainer, short
 
-# The runs of a scaling study, and their results on disk, so that no run is done twice.
-
 # Increase when the meaning of a result changes.
 _FORMAT = 1
 
@@ -163,8 +161,6 @@ def _outcome(entry: Mapping[str, Any]) -> RunResult:
     return found
 
 
-# The laws of a study:
-
 TOKENS, PARAMETERS = "training tokens", "parameters"
 
 VALUES: dict[str, Callable[[RunResult], float]] = {
@@ -242,9 +238,6 @@ def _groups(points: Sequence[Point], key: Callable[[Point], Key]) -> dict[Key, l
     return dict(found)
 
 
-# Which runs a scaling study has:
-
-
 def plan(
     networks: Mapping[str, Network],
     budgets: Sequence[int],
@@ -271,9 +264,6 @@ def plan(
                         f"--networks {other.network} and {name} are the same network: leave one out"
                     )
     return list(runs.values())
-
-
-# The report of a study:
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,8 +214,6 @@ def _tensors(arrays: Mapping[str, LogitArray]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in arrays.items()}
 
 
-# Large counts as people write them:
-
 _UNITS = {"": 1, "k": 1000, "m": 1_000_000}
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([km]?)", re.IGNORECASE)
 

@@ -202,9 +202,6 @@ def run_batched(
     return done
 
 
-# Sampling without replacement:
-
-
 def successive(
     q: Distribution, names: Names, randomness: Randomness
 ) -> Iterator[tuple[int, float]]:
@@ -227,9 +224,6 @@ def race(probs: ProbArray, uniform: ProbArray, count: int) -> IntArray:
     with np.errstate(divide="ignore", over="ignore"):
         speed = np.log(uniform) / probs
     return top_k_ids(speed, min(count, int(np.count_nonzero(probs))))
-
-
-# Base of tree expansions with a branching factor per level.
 
 
 class LevelExpansion(TreeExpansion):

@@ -97,9 +97,6 @@ class CandidateTree(Builder):
             node = self.nodes.get((node, token))
 
 
-# Drafts from native tree expansion (`native/drafting/best_first.hpp`).
-
-
 class Workspace:
     """Output buffers of native tree expansion: addresses of int64 `numbers`, float64 `chances`."""
 

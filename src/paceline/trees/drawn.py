@@ -68,9 +68,6 @@ class Iid(LevelExpansion):
         ]
 
 
-# Greedy draft sampling:
-
-
 class TopAndOne(LevelExpansion):
     """All children but the last are the top tokens of q; ties go to the lower id."""
 

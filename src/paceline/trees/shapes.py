@@ -85,10 +85,8 @@ def from_rank_accuracies(accuracies: ProbArray, nodes: int, depth: int) -> Stati
     return tuple(shape)
 
 
-# Published static trees, as digits; a stands for rank 10 and so on:
-
-
 def _shape(*digits: str) -> StaticShape:
+    """Read a published static tree: paths of digits, a for rank 10 and so on."""
     return tuple(tuple(int(each, 36) for each in path) for line in digits for path in line.split())
 
 
@@ -121,9 +119,6 @@ FALCON = _shape(
 )
 
 
-# Pruning of draft trees by confidence.
-
-
 def confident(draft: TokenTree, least: float) -> TokenTree:
     """Drop nodes with a score below `least`, and all below them; without scores, drop none.
 
@@ -141,8 +136,6 @@ def confident(draft: TokenTree, least: float) -> TokenTree:
         keep[node] &= parent == ROOT or keep[parent]
     return trees.take(draft, np.flatnonzero(keep))
 
-
-# Rank accuracies of a drafter, counted while decoding, from which static trees are built.
 
 _FORMAT = "paceline-rank-counts-1"
 

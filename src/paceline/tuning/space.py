@@ -140,8 +140,6 @@ class Space:
         return (configuration(drafter, sizing) for drafter in self.drafters)
 
 
-# Where configurations are measured:
-
 FEWEST_PROMPTS = 4
 _MOST_PROMPTS = 24
 
@@ -215,8 +213,6 @@ class ModelTrack:
 
         return play
 
-
-# What was measured so far:
 
 _CATEGORY = "prompts"
 

@@ -181,8 +181,6 @@ class Tuner:
         return elapsed >= until or bool(self._interrupted())
 
 
-# A tuned choice in words:
-
 _KEPT = (
     "drafter",
     "prompts",
@@ -297,9 +295,6 @@ def _work(row: Mapping[str, Any]) -> str:
 
 def _change(share: float, less: str = "less") -> str:
     return f"{abs(share):.0%} {'more' if share >= 0 else less}"
-
-
-# One time limit for several kinds of decoding:
 
 
 @dataclass(frozen=True, slots=True)

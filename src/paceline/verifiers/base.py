@@ -22,8 +22,6 @@ from paceline.core.types import (
 from paceline.errors import IncompatibleDraft
 from paceline.sampling.randomness import Randomness
 
-# Verifier inputs.
-
 
 @dataclass(frozen=True, slots=True)
 class VerifierContext:

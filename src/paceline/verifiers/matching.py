@@ -24,9 +24,6 @@ class Greedy(Verifier):
         return walk(draft, lambda node, depth: target.distribution(node).argmax())
 
 
-# Sample-and-match verification:
-
-
 class SampleMatch(Verifier):
     """Lossless for every tree built independently of the target's draws, at any temperature."""
 
@@ -46,9 +43,6 @@ class SampleMatch(Verifier):
             return distribution.token(randomness.choice(distribution.probs, draw))
 
         return walk(draft, pick)
-
-
-# Gumbel-coupled verification:
 
 
 class Coupled(Verifier):

@@ -130,9 +130,6 @@ class Competition:
         return token if ids is None else int(np.searchsorted(ids, token))
 
 
-# Expected acceptance by the number of paths, for `paceline bounds`.
-
-
 @dataclass(frozen=True, slots=True)
 class MeasuredChain:
     """Drawn chain; per token, the distribution it was drawn from and the target's at its parent."""

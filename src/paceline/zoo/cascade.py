@@ -44,8 +44,6 @@ from paceline.verifiers.base import Verifier
 from paceline.verifiers.block import Block
 from paceline.verifiers.matching import Coupled, SampleMatch
 
-# Speculative copy of a sequence, for drafters that decode and verify ahead of the target.
-
 # Most tokens drafted ahead; names of nested draws have room for this many roots.
 LONGEST = 200
 

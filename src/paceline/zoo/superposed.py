@@ -162,9 +162,6 @@ def _extend(
     return sorted(out, key=lambda draft: -draft.score)[:k]
 
 
-# Suggestions:
-
-
 @dataclass(frozen=True, slots=True)
 class Suggestion:
     """One continuation; `score` is the sum of its interpolated log-probabilities, in nats."""
@@ -233,9 +230,6 @@ def suggest(
     drafts, forwards = superpose(target, ids, k, tokens, ngrams=ngrams, alpha=alpha, end=end)
     found = [Suggestion(tokenizer.decode(d.tokens), d.tokens, d.score) for d in drafts]
     return Suggestions(tuple(found), forwards)
-
-
-# `paceline suggest`:
 
 
 def command(

@@ -34,8 +34,6 @@ from paceline.policy.constants import (
 )
 from paceline.sampling.sequence import Sequence
 
-# Cost of bandit choices:
-
 
 class Prices:
     """Seconds by choice, for batches of one size. An untried choice gets half the mean cost."""

@@ -52,8 +52,6 @@ from paceline.policy.constants import (
 from paceline.policy.draft_gate import DraftCost, DraftGate
 from paceline.sampling.sequence import Sequence
 
-# Wrapper that restricts a drafter to batch size 1, so that batches compute no features for it.
-
 _NEEDS = Needs()
 
 

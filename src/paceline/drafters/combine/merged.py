@@ -25,8 +25,6 @@ from paceline.sampling.sequence import Sequence
 from paceline.trees.candidates import CandidateTree, Workspace
 from paceline.trees.shapes import confident
 
-# Union of several drafts, expanded best-first with learned acceptance probabilities.
-
 # Confidence bins.
 _LEVELS = 10
 

@@ -28,8 +28,6 @@ from paceline.policy.constants import DRAFT_TEMPERATURE, PROMPT_ROWS, RECENT_ROW
 from paceline.sampling.randomness import Draw, Purpose
 from paceline.sampling.sequence import Sequence
 
-# Progress of a trained drafter in a sequence:
-
 
 @dataclass(slots=True)
 class ContextState:
@@ -94,9 +92,6 @@ class ContextState:
     def taken(self) -> None:
         """Note that the cache holds all rows."""
         self.features, self.tokens, self.begun = [], [], True
-
-
-# Chains of a trained network:
 
 
 def chains(
@@ -376,9 +371,6 @@ def _committed(features: LogitArray, path: List[int]) -> LogitArray:
 
 def _no_features(rows: int) -> LogitArray:
     return np.zeros((rows, 0), dtype=np.float32)
-
-
-# Drafters of the networks that are registered, by name:
 
 
 def trained(

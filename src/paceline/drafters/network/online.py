@@ -34,8 +34,6 @@ from paceline.networks.weights import Trained, load_network, save_network
 from paceline.policy.constants import STRETCH_CONTEXT, STRETCH_ROWS, UPDATE_ROWS
 from paceline.sampling.sequence import Sequence
 
-# Training examples for online distillation:
-
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -144,8 +142,6 @@ def _up_to(examples: List[Example], rows: int) -> list[Example]:
     sizes = np.cumsum([len(each.tokens) for each in examples])
     return list(examples[: max(1, int((sizes <= rows).sum()))])
 
-
-# Storage of online-distilled weights:
 
 _LOG = logging.getLogger(__name__)
 

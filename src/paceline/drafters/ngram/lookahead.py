@@ -21,8 +21,6 @@ from paceline.policy.acceptance import HitRates
 from paceline.sampling.sequence import Sequence
 from paceline.trees.candidates import FLOOR, CandidateTree, Offer
 
-# LRU cache of n-gram followers.
-
 Run = tuple[int, ...]
 
 
@@ -55,9 +53,6 @@ class Followers:
     def after(self, leader: Run) -> List[Run]:
         """Return the followers of `leader`, the latest first."""
         return self._followers.get(leader, ())
-
-
-# N-gram cache model:
 
 
 class _Course(NamedTuple):

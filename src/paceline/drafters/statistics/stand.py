@@ -28,8 +28,6 @@ from paceline.sampling.sequence import Sequence
 from paceline.trees.base import BestFirst, TreeBuilder, race, successive
 from paceline.trees.candidates import CandidateTree, Offer, Place
 
-# Sampling a draft tree without replacement from candidates with estimated probabilities.
-
 Lots = Literal["noise", "one-by-one"]
 
 # Most candidates per node.

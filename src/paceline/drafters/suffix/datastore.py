@@ -29,8 +29,6 @@ from paceline.policy.constants import OTHER_SOURCE
 from paceline.sampling.sequence import Sequence
 from paceline.trees.candidates import CandidateTree, Offer
 
-# Suffix array of a token text on disk, memory-mapped:
-
 # Longest context that is searched for.
 LONGEST = 16
 

@@ -187,9 +187,6 @@ def _read(path: Path, vocab_size: int) -> np.ndarray:
     return log
 
 
-# Base of retrieval drafters that search a sequence's own text and ended sequences by automata.
-
-
 class SequenceText:
     """Retrieval state of one sequence: automaton of its tokens, readers of other texts, guesses."""
 

@@ -98,9 +98,6 @@ def reserve(cache: TorchCache, needed: int) -> None:
     cache.data = context_update
 
 
-# What a drafter network knows of one sequence, on PyTorch.
-
-
 @dataclass(eq=False, slots=True)
 class NetworkCache:
     """Context rows of one sequence.

@@ -177,9 +177,6 @@ def _canonical(name: str) -> str:
     return "embed" if name == "embedding" else name
 
 
-# Cards.
-
-
 def card_of(
     run: DenoiserTraining, found: Mapping[str, Mapping[str, float]], command: str
 ) -> dict[str, Any]:

@@ -107,9 +107,6 @@ def pack(examples: Sequence[Rows], size: int = _PACK) -> Packed:
     return Packed(places, *found)
 
 
-# Rows of the kinds.
-
-
 def canvas(text: Text, length: int) -> IntArray:
     """Return the answer of a text and end tokens up to `length`."""
     answer = text.tokens[text.prompt_length :]

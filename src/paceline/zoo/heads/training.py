@@ -44,8 +44,6 @@ from paceline.verifiers.matching import Greedy
 from paceline.zoo.heads.verifiers import LinearHead, features
 from paceline.zoo.relaxed_acceptance import entropy
 
-# Mismatches as verification meets them:
-
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
@@ -92,8 +90,6 @@ class Recorder(Verifier):
                 self.found.append(Mismatch(position, token, own, float(seen[0]), seen))
         return verdict
 
-
-# What a target writes after each of many beginnings, decoded together.
 
 # From an answer's tokens to its grade in [0, 1].
 Grade = Callable[[Sequence[int]], float]
@@ -174,8 +170,6 @@ def roll_out(
                 target.release(fork)
     return out
 
-
-# Labels that the target makes itself, by going on from a mismatch and from its own token.
 
 Kind = Literal["judge", "pivot"]
 
@@ -342,9 +336,6 @@ def train_head(
     return replace(head, metadata={**head.metadata, **figures}), quality
 
 
-# From prompts to labelled mismatches:
-
-
 class Cut(NamedTuple):
     """Texts that were graded before their end: answers, and continuations, of so many."""
 
@@ -423,9 +414,6 @@ def collect(
 def _choose(found: Sequence[Mismatch], count: int, seed: int) -> list[Mismatch]:
     picks = np.random.default_rng(seed).permutation(len(found))[:count]
     return [found[i] for i in sorted(picks.tolist())]
-
-
-# Labelled mismatches on disk, so that labelling resumes where it stopped.
 
 
 class ExampleStore:

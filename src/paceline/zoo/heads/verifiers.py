@@ -69,9 +69,6 @@ def _advice(kind: str) -> str:
     return f"train one with `paceline train {kind}` and use verifier '{kind}:head=FILE'"
 
 
-# Base of rules with a trained head on the hidden state at a drafted token.
-
-
 class Headed(RelaxedAcceptance):
     """Accept drafts of every kind, from targets that give hidden states."""
 
@@ -108,8 +105,6 @@ class Judge(Headed):
     def relaxes(self, step: Round, node: int, child: int, depth: int) -> bool:
         return self.head.probability(step.target.hidden(child)) > self.threshold
 
-
-# Pivot-aware decoding (PAD), lossy:
 
 # Probabilities are read as at least this, so that their logarithms stay finite.
 _LEAST = 1e-12

@@ -27,8 +27,6 @@ from paceline.training.objective import Hits
 from paceline.training.run import Rated, TrainingRun
 from paceline.trees.shapes import RankCounts
 
-# The forward that prompt tokens are trained with:
-
 
 def guesses(
     network: TorchModel,
@@ -49,9 +47,6 @@ def guesses(
         teacher = network.logits(read.hidden[read.rows(depth)])
     student = student_of.logits(read.chains(student_of, embeddings, causal))
     return student, teacher, np.concatenate([each.labels(depth).ravel() for each in batch])
-
-
-# How prompt tokens are trained.
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,6 @@ from paceline.runtimes.cpu.networks.weights import NetworkWeights
 from paceline.runtimes.cpu.ops import Recorder, nothing
 from paceline.runtimes.kv_cache import BLOCK, CHUNK, BlockPool, PagedCache
 
-# What native runners keep of a sequence.
-
 
 def pool_for(network: Network, tokens: int, precision: str) -> BlockPool:
     """Reserve keys and values for `tokens` of all sequences; fp32 only if matrices are.
