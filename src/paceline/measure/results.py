@@ -37,6 +37,7 @@ TOPICS = {
 FIELDS = ("title", "topic", "date", "commit", "machine", "command", "columns", "rows")
 OPTIONAL = ("figures", "note", "since")
 MAX_FIGURES = 4
+SINCE = "**Since this was measured**"
 
 _BLOCK = re.compile(r"<!-- results:([\w-]+) -->\n(.*?)<!-- /results -->", re.DOTALL)
 _INTERVAL = re.compile(r" \[([\d.]+), ([\d.]+)\]")
@@ -213,27 +214,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _page(heading: str, chosen: Mapping[str, Result]) -> str:
     """Say once what several tables share: sentences of notes, commands, and papers' claims."""
     notes = {name: _sentences(each.get("note")) for name, each in chosen.items()}
-    shared: dict[tuple[str, ...], list[str]] = {}
-    for sentence in dict.fromkeys(itertools.chain(*notes.values())):
-        names = tuple(name for name, said in notes.items() if sentence in said)
-        if len(names) > 1:
-            shared.setdefault(names, []).append(sentence)
+    since = {name: _sentences(each.get("since")) for name, each in chosen.items()}
     parts = [f"# {heading}\n\n[All results](index.md).\n"]
-    for names, said in shared.items():
-        parts.append(f"Of {', '.join(f'`{name}`' for name in names)}: {' '.join(said)}\n")
-        for name in names:
-            notes[name] = [each for each in notes[name] if each not in said]
+    parts += [f"Of {said}\n" for said in _shared(notes)]
+    parts += [f"{SINCE} of {said}\n" for said in _shared(since)]
     first: dict[str, str] = {}
     for name, each in chosen.items():
         same = first.setdefault(each["command"], name)
-        parts.append(_section(name, each, " ".join(notes[name]), same if each["command"] else name))
-    told = claims(chosen.values())
-    if told:
-        parts.append("## What papers claim\n\n" + table((*CLAIMED, WHY), told))
+        told = each | {"note": " ".join(notes[name]), "since": " ".join(since[name])}
+        parts.append(_section(name, told, same if each["command"] else name))
+    if rows := claims(chosen.values()):
+        parts.append("## What papers claim\n\n" + table((*CLAIMED, WHY), rows))
     return "\n".join(parts)
 
 
-def _section(name: str, result: Result, note: str, same: str) -> str:
+def _shared(texts: dict[str, list[str]]) -> list[str]:
+    """Take the sentences that several texts have out of them, and return these by their names."""
+    shared: dict[tuple[str, ...], list[str]] = {}
+    for sentence in dict.fromkeys(itertools.chain(*texts.values())):
+        names = tuple(name for name, said in texts.items() if sentence in said)
+        if len(names) > 1:
+            shared.setdefault(names, []).append(sentence)
+    for names, said in shared.items():
+        for name in names:
+            texts[name] = [each for each in texts[name] if each not in said]
+    return [f"`{'`, `'.join(names)}`: {' '.join(said)}" for names, said in shared.items()]
+
+
+def _section(name: str, result: Result, same: str) -> str:
     about = [result["date"] or "date unknown", result["machine"]]
     about += [f"commit {result['commit']}"] if result["commit"] else []
     about += [f"command of `{same}`"] if same != name else []
@@ -250,9 +258,10 @@ def _section(name: str, result: Result, note: str, same: str) -> str:
     parts.append(table([columns[i] for i in kept], [[row[i] for i in kept] for row in rows]))
     said = [f"{columns[i]} {_text(rows[0][i], _decimals(rows[0][i]))}" for i in constant]
     left += [f"In all rows: {'; '.join(said)}."] if said else []
-    parts += [f"{' '.join([*left, note]).strip()}\n"] if left or note else []
-    since = " ".join(filter(None, [result.get("since"), changes(result)]))
-    return "\n".join(parts + ([f"**Since this was measured:** {since}\n"] if since else []))
+    note = " ".join(filter(None, [*left, result["note"]]))
+    since = " ".join(filter(None, [result["since"], changes(result)]))
+    parts += [f"{note}\n"] if note else []
+    return "\n".join(parts + ([f"{SINCE}: {since}\n"] if since else []))
 
 
 def _overview(result: Result) -> str:
