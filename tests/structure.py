@@ -87,7 +87,9 @@ def imports_of(module: str) -> Iterator[Import]:
                 full = f"{node.module}.{alias.name}"
                 known = full.startswith("paceline.") and full.removeprefix("paceline.") in MODULES
                 yield Import(module, full if known else node.module or "", eager)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+            ("import_module", "resolve_name")
+        ):
             name = node.args[0]
             if isinstance(name, ast.Constant):
                 yield Import(module, str(name.value), False)
@@ -100,8 +102,8 @@ def imports_of(module: str) -> Iterator[Import]:
     yield from visit(ast.parse(MODULES[module].read_text()), True)
 
 
-LATE = {"registry.table", "proof.engine_factory"}
-"""Modules that import what a user or an entry of the table names."""
+LATE = {"registry.table", "networks.catalogue", "proof.engine_factory"}
+"""Modules that import what a user or an entry of an index names."""
 
 
 def inner(name: str) -> str | None:

@@ -9,7 +9,7 @@ from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingScheme, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.proof.cases import Draftable, Proof, straight
-from paceline.registry.table import Method
+from paceline.registry.table import Index
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import TargetDistributions, Verifier, check_sampling, walk
@@ -19,6 +19,7 @@ class LastBigram(Drafter):
     """Guess that a token is followed by what followed it last time."""
 
     name: ClassVar[str] = "last-bigram"
+    proof: ClassVar[str | None] = "paceline_plugin:PROOF"
 
     def __init__(self) -> None:
         self._successors: dict[int, dict[int, int]] = {}
@@ -58,6 +59,7 @@ class Mirrored(Verifier):
     """
 
     name: ClassVar[str] = "mirrored"
+    requires: ClassVar[str] = "deterministic drafts"
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({None})
 
@@ -80,13 +82,7 @@ PROOF = Proof(
     (Draftable("last bigram", None, "chain", straight, drafter=lambda logits, size: LastBigram()),)
 )
 
-METHODS = (
-    Method(
-        *("last-bigram", "drafter", "lossless", "-", "-", "paceline_plugin:LastBigram"),
-        proof="paceline_plugin:PROOF",
-    ),
-    Method(
-        *("mirrored", "verifier", "lossless", "deterministic drafts", "-"),
-        "paceline_plugin:Mirrored",
-    ),
-)
+METHODS: Index = {
+    "drafter": {"last-bigram": "paceline_plugin:LastBigram"},
+    "verifier": {"mirrored": "paceline_plugin:Mirrored"},
+}

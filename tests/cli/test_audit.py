@@ -16,7 +16,7 @@ from paceline.proof.cases import Control, draft_sampling
 from paceline.proof.controls import CONTROLS
 from paceline.proof.negative import AlwaysAccepts
 from paceline.registry import table as registry
-from paceline.registry.table import Method
+from paceline.registry.table import Index
 from paceline.verifiers.rejection import Rejection
 
 TINY = replace(
@@ -52,8 +52,8 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     class Point:
         value = "plugin:METHOD"
 
-        def load(self) -> Method:
-            return Method("liar", "verifier", "lossless", "-", "-", f"{__name__}:Liar")
+        def load(self) -> Index:
+            return {"verifier": {"liar": f"{__name__}:Liar"}}
 
     monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
     registry.methods.cache_clear()

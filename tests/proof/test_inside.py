@@ -38,7 +38,7 @@ from paceline.proof.inside import Lossy, Report, audit, lossy, refusal
 from paceline.proof.negative import AlwaysAccepts, CorrectsFromTarget, RepeatsNoise, WrongChainRule
 from paceline.proof.tabular import processed
 from paceline.registry import table as registry
-from paceline.registry.table import Method
+from paceline.registry.table import Index, Method
 from paceline.sampling.randomness import Draw, KeyedRandomness, Purpose, Randomness
 from paceline.trees.base import TreeExpansion
 from paceline.verifiers.base import Shape, TargetDistributions, Verifier, walk
@@ -158,24 +158,20 @@ class Needy(Rejection):
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Adds a rule to the registry as a plugin does."""
-    added: list[Method] = []
+    added: dict[str, str] = {}
 
     class Point:
         value = "plugin:METHOD"
 
-        def __init__(self, method: Method) -> None:
-            self._method = method
+        def load(self) -> Index:
+            return {"verifier": added}
 
-        def load(self) -> Method:
-            return self._method
-
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Point(m) for m in added])
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
     registry.methods.cache_clear()
 
     def add(rule: type[Verifier], guarantee: str = "lossless") -> str:
-        added.append(
-            Method(rule.name, "verifier", guarantee, "-", "-", f"{__name__}:{rule.__name__}")
-        )
+        monkeypatch.setattr(rule, "guarantee", guarantee)
+        added[rule.name] = f"{__name__}:{rule.__name__}"
         registry.methods.cache_clear()
         return rule.name
 

@@ -46,7 +46,7 @@ def tabular_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A runtime named "tabular", as a plugin would add it; measurements stay in `tmp_path`."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     FakeTarget.loads = []
-    method = Method("tabular", "runtime", "exact", "-", "-", f"{__name__}:FakeTarget")
+    method = Method("tabular", "runtime", f"{__name__}:FakeTarget")
     everything = (*registry.methods(), method)
     monkeypatch.setattr(registry, "methods", lambda: everything)
 

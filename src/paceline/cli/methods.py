@@ -56,10 +56,7 @@ def methods(
         else:
             typer.echo("\n".join(shipped_lines(cards)))
     elif as_json:
-        entries = [asdict(method) for method in registry.methods()]
-        for entry in entries:
-            entry["method"] = entry.pop("name")
-        print_json([{key: entry[key] for key in _COLUMNS} for entry in entries])
+        print_json([dict(zip(_COLUMNS, row, strict=True)) for row in _rows()])
     elif markdown:
         typer.echo(page(), nl=False)
     else:

@@ -7,10 +7,10 @@ and values are not cached yet. A *verdict* is the accepted path and the next tok
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ ProbArray = npt.NDArray[np.float64]
 
 SamplingScheme = Literal["iid", "paths", "without_replacement", "top_and_one", "factorised"]
 FinishReason = Literal["stop", "loop", "length", "cancelled"]
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
 # Parent index of children of the root.
 ROOT = -1
@@ -503,3 +505,31 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+class Described:
+    """A method that the table of methods lists. Its module imports without any extra.
+
+    Attributes:
+        name: as options say it.
+        guarantee: a few words; lossy methods start with "lossy".
+        requires: what it needs, "-" for nothing.
+        paper: "NAME, AUTHORS YEAR, PLACE", or "-"; "after NAME, ..." if it differs from the paper.
+        proof: "module:attribute" of a `paceline.proof.cases.Proof`, for `paceline audit inside`.
+    """
+
+    name: ClassVar[str]
+    guarantee: ClassVar[str] = "lossless"
+    requires: ClassVar[str] = "-"
+    paper: ClassVar[str] = "-"
+    proof: ClassVar[str | None] = None
+
+
+def described(guarantee: str, requires: str, paper: str) -> Callable[[_Function], _Function]:
+    """Describe a function that is a method."""
+
+    def mark(function: _Function) -> _Function:
+        vars(function).update(guarantee=guarantee, requires=requires, paper=paper, proof=None)
+        return function
+
+    return mark

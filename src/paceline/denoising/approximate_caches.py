@@ -22,6 +22,9 @@ class Prefix(CachePlan):
     """
 
     name = "prefix"
+    guarantee = "exact for a block-causal denoiser; else measured only"
+    requires = "a denoiser"
+    paper = "Fast-dLLM, Wu et al. 2025, arXiv:2505.22618"
     exact = False
     serves = ("full", "block")
     _span: int | None = None
@@ -38,6 +41,7 @@ class FreeCache(Prefix):
     """Keep keys from when their block was first clean; FlashDLM (arXiv:2505.21467)."""
 
     name = "freecache"
+    paper = "FlashDLM, Hu et al. 2025, arXiv:2505.21467"
 
     def __init__(self, span: int = 0) -> None:
         """Set how many places before a block are asked again at its first forward."""
@@ -52,6 +56,9 @@ class Dual(CachePlan):
     """
 
     name = "dual"
+    guarantee = "measured only"
+    requires = "a denoiser with full attention"
+    paper = "Fast-dLLM, Wu et al. 2025, arXiv:2505.22618"
     exact = False
     serves = ("full",)
 
@@ -85,6 +92,7 @@ class Vicinity(Dual):
     """The dual cache with places around the block; dInfer (arXiv:2510.08666)."""
 
     name = "vicinity"
+    paper = "after dInfer, Ma et al. 2025, arXiv:2510.08666"
 
     def __init__(self, radius: int = 16, warm: int = 4, every: int = 0) -> None:
         super().__init__(every, radius, warm)
@@ -98,6 +106,9 @@ class Window(CachePlan):
     """
 
     name = "window"
+    guarantee = "measured only"
+    requires = "an unshifted denoiser with full attention"
+    paper = "Window-Diffusion, Zuo et al. 2026, arXiv:2601.20332"
     exact = False
     shifts = False
     serves = ("full",)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-from paceline.core.types import Attention
+from paceline.core.types import Attention, Described
 from paceline.denoising.canvas import Canvas
 
 
@@ -29,7 +29,7 @@ class Plan(NamedTuple):
     active: Sequence[int] | None = None
 
 
-class CachePlan:
+class CachePlan(Described):
     """A plan of all places and nothing kept: the model's own forward.
 
     `exact`: keys that are kept are those that a forward over everything would compute.
@@ -38,6 +38,7 @@ class CachePlan:
     """
 
     name: ClassVar[str] = "none"
+    guarantee = "exact"
     exact: bool = True
     shifts: ClassVar[bool] = True
     serves: tuple[Attention, ...] = ("full", "block", "order")
@@ -62,6 +63,8 @@ class Exact(CachePlan):
     """
 
     name = "exact"
+    requires = "a block-causal denoiser"
+    paper = "Block Diffusion, Arriola et al. 2025, arXiv:2503.09573"
     serves = ("block", "order", "causal")
 
     def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:

@@ -204,6 +204,9 @@ class Sampler(Protocol):
     """
 
     name: ClassVar[str]
+    guarantee: ClassVar[str] = "measured only"
+    requires: ClassVar[str] = "a denoiser"
+    paper: ClassVar[str] = "-"
     needs: tuple[Attention, ...]
     ignores_draws: bool = True
 

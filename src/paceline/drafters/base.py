@@ -14,6 +14,7 @@ from paceline.core.target import BlockTarget, Output, Pass, Target
 from paceline.core.types import (
     Budget,
     Capabilities,
+    Described,
     LogitArray,
     Needs,
     SamplingScheme,
@@ -86,14 +87,13 @@ class DrafterContext:
         return None not in self.accepts
 
 
-class Drafter(ABC):
+class Drafter(Described, ABC):
     """Proposes tokens ahead of the target.
 
     Call order: `open` and `read` on admission; per step `propose`, `needs_of` and `observe` with
     the same sequences in the same order; `close` at the end.
     """
 
-    name: ClassVar[str]
     needs: Needs = Needs()
     # Sampling kind of its drafts; None for deterministic drafts.
     kind: SamplingScheme | None = None
@@ -173,6 +173,7 @@ class NoDrafter(Drafter):
     """Baseline without drafts: every step commits one token."""
 
     name: ClassVar[str] = "none"
+    guarantee = "plain decoding"
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         return [trees.EMPTY] * len(sequences)

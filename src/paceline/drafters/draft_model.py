@@ -284,6 +284,8 @@ class Quantised(DraftModel):
     """Draft with the target at int8."""
 
     name: ClassVar[str] = "quantised"
+    requires = "a target at fp32 on runtime cpu; its weights once more, at int8"
+    paper = "after QuantSpec, Tiwari et al. 2025, arXiv:2502.10424"
 
     @classmethod
     def _load(cls, context: DrafterContext) -> Target:

@@ -101,6 +101,7 @@ class OmniDraft(StringLevel):
     """Drafts with a model of another vocabulary, by n-grams, and adapts it to what is accepted."""
 
     name: ClassVar[str] = "omnidraft"
+    paper = "after OmniDraft, Ramakrishnan et al. 2025, arXiv:2507.02659"
 
     def __init__(
         self,

@@ -81,6 +81,8 @@ class StringLevel(Drafter):
     """Drafts chains with a target of any vocabulary."""
 
     name: ClassVar[str] = "string-level"
+    requires = "a smaller model of any vocabulary (--draft-model)"
+    paper = "after SLEM, Timor et al. 2025, arXiv:2502.05202"
     # Whether hidden states of the draft model are asked for.
     hidden = False
 
@@ -247,6 +249,8 @@ class ByVocabulary(Drafter):
     """Drafter "draft-model": by tokens where the vocabularies are the same, else by text."""
 
     name: ClassVar[str] = DraftModel.name
+    requires = "a smaller model (--draft-model); of another vocabulary: string-level"
+    paper = "Leviathan et al. 2023, arXiv:2211.17192"
 
     @classmethod
     def create(cls, context: DrafterContext) -> Drafter:  # type: ignore[override]  # of two classes

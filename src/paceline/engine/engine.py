@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from paceline.core.constraint import Constraint
 from paceline.core.metrics import GenerationStats
@@ -43,9 +43,11 @@ from paceline.errors import (
     RequestFailed,
 )
 from paceline.models.config import Pooling
-from paceline.models.grammar import Grammars
 from paceline.models.text import Tokenizer
 from paceline.sampling.sequence import Pooled, Sequence
+
+if TYPE_CHECKING:
+    from paceline.models.grammar import Grammars
 
 _LOG = logging.getLogger(__name__)
 _DIE_IN_FORKS = ("torch", "transformers")  # their pools of threads do
@@ -450,6 +452,8 @@ class Engine:
 
         RuntimeUnavailable: the extra `grammar` is not installed.
         """
+        from paceline.models.grammar import Grammars
+
         return Grammars(self.tokenizer, self.decoder.target.capabilities.vocab_size)
 
     @property

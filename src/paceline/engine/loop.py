@@ -14,7 +14,7 @@ from typing import ClassVar
 from paceline.core import tree as trees
 from paceline.core.metrics import Clock
 from paceline.core.target import Output, Pass, Target
-from paceline.core.types import Budget, Denoising, SamplingParams, TokenTree, Verdict
+from paceline.core.types import Budget, Denoising, Described, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.engine.constrained import constrained
 from paceline.engine.decoder import Commit
@@ -40,12 +40,15 @@ _FOREIGN = (_CLIENT, SOURCE)
 _NOTHING = Verdict((), -1)
 
 
-class AutoregressiveDecoder:
+class AutoregressiveDecoder(Described):
     """Decode a batch of sequences with one target, drafter, verifier and controller.
 
     Errors are raised. After `isolate` those of one sequence are in its commit, and those of the
     drafter cost nothing but drafts.
     """
+
+    name = "autoregressive"
+    guarantee = "that of its verifier"
 
     autoregressive: ClassVar[bool] = True
 

@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.options import arguments
 from paceline.errors import InvalidOption
-from paceline.networks.base import Geometry, Network
-from paceline.networks.block_parallel import BlockParallel
-from paceline.networks.draft_lm import DraftLM
-from paceline.networks.eagle import Eagle
-from paceline.networks.eagle3 import Eagle3
-from paceline.networks.hydra import Hydra
-from paceline.networks.kangaroo import Kangaroo
-from paceline.networks.medusa import Medusa
+
+if TYPE_CHECKING:
+    from paceline.networks.base import Geometry, Network
 
 GROUP = "paceline.networks"
 
-NETWORKS: dict[str, type[Network]] = {
-    each.name: each for each in (Medusa, Hydra, Eagle, Eagle3, BlockParallel, DraftLM, Kangaroo)
+# A class, or where it is.
+NETWORKS: dict[str, str | type[Network]] = {
+    "medusa": "paceline.networks.medusa:Medusa",
+    "hydra": "paceline.networks.hydra:Hydra",
+    "eagle": "paceline.networks.eagle:Eagle",
+    "eagle3": "paceline.networks.eagle3:Eagle3",
+    "block-parallel": "paceline.networks.block_parallel:BlockParallel",
+    "draft-lm": "paceline.networks.draft_lm:DraftLM",
+    "kangaroo": "paceline.networks.kangaroo:Kangaroo",
 }
 
 
@@ -32,11 +35,14 @@ def names() -> tuple[str, ...]:
 
 def find(name: str) -> type[Network]:
     """Return the class of a network; InvalidOption if unknown, or if its plugin is unusable."""
+    found: type[Network]
     if name in NETWORKS:
-        return NETWORKS[name]
+        known = NETWORKS[name]
+        found = resolve_name(known) if isinstance(known, str) else known
+        return found
     for point in entry_points(group=GROUP, name=name):
         try:
-            found: type[Network] = point.load()
+            found = point.load()
         except Exception as error:
             raise InvalidOption(
                 f"plugin {point.value} cannot be loaded ({error}): mend or uninstall it"

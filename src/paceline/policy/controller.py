@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from paceline.core.options import arguments, require
-from paceline.core.types import Budget, TokenTree, Verdict
+from paceline.core.types import Budget, Described, TokenTree, Verdict
 from paceline.errors import InvalidOption
 from paceline.policy.cost import CostModel
 from paceline.sampling.sequence import Sequence
@@ -54,10 +54,10 @@ class ControllerContext:
         return given if size is None else given | {"nodes": size.nodes, "depth": size.depth}
 
 
-class Controller(ABC):
+class Controller(Described, ABC):
     """Set budgets before drafting, and maybe prune deterministic drafts after it."""
 
-    name: ClassVar[str]
+    guarantee = "keeps every guarantee"
     # Rows of prefill in the next forward, beside roots and drafts. Set by the loop before budgets.
     beside: int = 0
     # Requests that wait for a place; where there are any, tokens that come sooner make room.
@@ -102,6 +102,7 @@ class Fixed(Controller):
     """Ask for `nodes` nodes up to depth `depth` at every step."""
 
     name: ClassVar[str] = "fixed"
+    requires = "--nodes or --depth"
 
     def __init__(self, nodes: int, depth: int) -> None:
         self._budget = Budget(nodes, depth)

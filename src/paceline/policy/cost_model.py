@@ -250,6 +250,7 @@ class CostModelController(Controller):
     """Choose the number of nodes per step from c(n), draft cost and calibrated acceptance."""
 
     name: ClassVar[str] = "cost-model"
+    requires = "c(n), measured at load"
     costs: CostModel
 
     def __init__(

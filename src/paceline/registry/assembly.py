@@ -217,7 +217,7 @@ class SpeculationBuilder:
             denoiser=lambda: draft_model(default=drafting_denoiser(fingerprint)).target,
             below=below,
             layered=target if target.capabilities.blocks else None,  # type: ignore[arg-type]
-            learner=registry.LEARNER.load,
+            learner=registry.online_learner,
         )
 
     def _coarser(self) -> Target:

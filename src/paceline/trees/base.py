@@ -19,6 +19,7 @@ from paceline.core import tree as trees
 from paceline.core.types import (
     ROOT,
     Budget,
+    Described,
     Distribution,
     DraftSampling,
     IntArray,
@@ -47,10 +48,9 @@ class DistributionRequest(NamedTuple):
 Growing = Generator[DistributionRequest, list[Distribution], TokenTree]
 
 
-class TreeExpansion(ABC):
+class TreeExpansion(Described, ABC):
     """A tree expansion rule, without state between drafts."""
 
-    name: ClassVar[str]
     # Sampling kind of its drafts; None if they are deterministic.
     kind: ClassVar[SamplingScheme | None]
     # True if it ranks tokens, so needs greedy requests' distributions at temperature 1.

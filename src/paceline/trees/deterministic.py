@@ -25,6 +25,8 @@ class ExpandRerank(TreeExpansion):
     """
 
     name: ClassVar[str] = "expand-rerank"
+    guarantee = "deterministic"
+    paper = "EAGLE-2, Li et al. 2024, arXiv:2406.16858"
     kind: ClassVar[SamplingScheme | None] = None
     soft: ClassVar[bool] = True
 
@@ -80,6 +82,8 @@ class SharedNoise(LevelExpansion):
     """
 
     name: ClassVar[str] = "shared-noise"
+    guarantee = "deterministic, given the target's noise"
+    paper = "Gumbel coupling, Daliri et al. 2025, arXiv:2408.07978"
     kind: ClassVar[SamplingScheme | None] = None
 
     def _level(
@@ -101,6 +105,9 @@ class Static(TreeExpansion):
     """A fixed shape filled by rank; scores are path probabilities."""
 
     name: ClassVar[str] = "static"
+    guarantee = "deterministic"
+    requires = "a published shape, or rank accuracies"
+    paper = "Medusa, Cai et al. 2024, arXiv:2401.10774"
     kind: ClassVar[SamplingScheme | None] = None
     soft: ClassVar[bool] = True
 

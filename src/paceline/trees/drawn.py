@@ -35,6 +35,8 @@ class Branching(LevelExpansion):
     """
 
     name: ClassVar[str] = "branching"
+    guarantee = "siblings without replacement"
+    paper = "RSD-C, Jeon et al. 2024, arXiv:2402.14160"
     kind: ClassVar[SamplingScheme | None] = "without_replacement"
 
     def __init__(self, widths: Sequence[int], *, noise: bool = False) -> None:
@@ -57,6 +59,8 @@ class Iid(LevelExpansion):
     """Children sampled independently; repeats are one node drawn several times."""
 
     name: ClassVar[str] = "iid"
+    guarantee = "independent siblings"
+    paper = "SpecInfer, Miao et al. 2023, arXiv:2305.09781"
     kind: ClassVar[SamplingScheme | None] = "iid"
 
     def _level(
@@ -72,6 +76,8 @@ class TopAndOne(LevelExpansion):
     """All children but the last are the top tokens of q; ties go to the lower id."""
 
     name: ClassVar[str] = "top-and-one"
+    guarantee = "the most probable siblings, and one drawn"
+    paper = "Hu et al. 2025, arXiv:2502.18779"
     kind: ClassVar[SamplingScheme | None] = "top_and_one"
 
     def _level(
@@ -95,6 +101,8 @@ class Paths(TreeExpansion):
     """Several sampled chains. Where nodes run out, later chains end earlier."""
 
     name: ClassVar[str] = "paths"
+    guarantee = "independent paths"
+    paper = "SpecTr, Sun et al. 2023, arXiv:2310.15141"
     kind: ClassVar[SamplingScheme | None] = "paths"
 
     def __init__(self, count: int) -> None:
@@ -142,6 +150,8 @@ class StochasticBeam(TreeExpansion):
     """
 
     name: ClassVar[str] = "stochastic-beam"
+    guarantee = "siblings without replacement"
+    paper = "RSD-S, Jeon et al. 2024, arXiv:2402.14160"
     kind: ClassVar[SamplingScheme | None] = "without_replacement"
 
     def __init__(self, width: int) -> None:

@@ -23,6 +23,8 @@ class Dynamic(TreeExpansion):
     """
 
     name: ClassVar[str] = "dynamic"
+    guarantee = "siblings without replacement"
+    paper = "DySpec, Xiong et al. 2024, arXiv:2410.11744"
     kind: ClassVar[SamplingScheme | None] = "without_replacement"
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
@@ -50,6 +52,8 @@ class Threshold(TreeExpansion):
     """Draws wherever the reach probability is at least `least`, with one forward per level."""
 
     name: ClassVar[str] = "threshold"
+    guarantee = "siblings without replacement"
+    paper = "DySpec, Xiong et al. 2024, arXiv:2410.11744"
     kind: ClassVar[SamplingScheme | None] = "without_replacement"
 
     def __init__(self, least: float) -> None:

@@ -12,6 +12,7 @@ from paceline.core.options import arguments
 from paceline.core.types import (
     ROOT,
     Capabilities,
+    Described,
     Distribution,
     LogitArray,
     Needs,
@@ -75,10 +76,9 @@ class TargetDistributions(Protocol):
         ...
 
 
-class Verifier(ABC):
+class Verifier(Described, ABC):
     """Pure rule from draft, target distributions and randomness to accepted path and next token."""
 
-    name: ClassVar[str]
     lossless: ClassVar[bool]
     # Kinds of draft distribution that the rule is defined for; None stands for deterministic
     # drafts.

@@ -29,6 +29,8 @@ class Block(Verifier):
     """Lossless for chains drawn from the rows of their distribution."""
 
     name: ClassVar[str] = "block"
+    requires = "chains drawn from a draft model"
+    paper = "Sun et al. 2024, arXiv:2403.10444"
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"iid", "paths", "factorised"})
     shape: ClassVar[Shape] = "chain"

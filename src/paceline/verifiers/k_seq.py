@@ -30,6 +30,8 @@ class KSeq(MultiDraft):
     """Lossless for independent paths, and for trees whose siblings were drawn independently."""
 
     name: ClassVar[str] = "k-seq"
+    requires = "siblings drawn independently (iid trees, merged paths)"
+    paper = "SpecTr, Sun et al. 2023, arXiv:2310.15141"
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"iid", "paths"})
 

@@ -13,6 +13,9 @@ class Greedy(Verifier):
     """Lossless for greedy requests; the engine refuses it at a temperature above 0."""
 
     name: ClassVar[str] = "greedy"
+    guarantee = "lossless at temperature 0"
+    requires = "temperature 0"
+    paper = "Blockwise Parallel Decoding, Stern et al. 2018, arXiv:1811.03115"
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[SamplingScheme | None]] = ANY
     greedy_only: ClassVar[bool] = True
@@ -28,6 +31,8 @@ class SampleMatch(Verifier):
     """Lossless for every tree built independently of the target's draws, at any temperature."""
 
     name: ClassVar[str] = "sample-match"
+    requires = "any draft"
+    paper = "SpecInfer, Miao et al. 2023, arXiv:2305.09781"
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[SamplingScheme | None]] = ANY
 
@@ -49,6 +54,9 @@ class Coupled(Verifier):
     """Lossless and seed-exact for every tree that depends on the Gumbel noise at most."""
 
     name: ClassVar[str] = "coupled"
+    guarantee = "lossless, seed-exact"
+    requires = "any draft"
+    paper = "Gumbel coupling, Daliri et al. 2025, arXiv:2408.07978"
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[SamplingScheme | None]] = ANY
     gumbel_coupled: ClassVar[bool] = True

@@ -27,6 +27,8 @@ class MultipathBlock(Verifier):
     """Lossless for independent paths."""
 
     name: ClassVar[str] = "multipath-block"
+    requires = "independent paths drawn from a draft model"
+    paper = "after GBV, Thomas and Pal 2026, arXiv:2602.16961"
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"paths"})
 

@@ -18,6 +18,8 @@ class Recursive(MultiDraft):
     """Lossless for trees whose siblings were drawn independently."""
 
     name: ClassVar[str] = "recursive"
+    requires = "siblings drawn independently (iid trees, merged paths)"
+    paper = "SpecInfer, Miao et al. 2023, arXiv:2305.09781"
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"iid", "paths"})
 
@@ -49,6 +51,8 @@ class RecursiveDistinct(Recursive):
     """Lossless for trees whose siblings were drawn without replacement, in node order."""
 
     name: ClassVar[str] = "recursive-distinct"
+    requires = "siblings drawn without replacement"
+    paper = "RSD, Jeon et al. 2024, arXiv:2402.14160; Sequoia, Chen et al. 2024, arXiv:2402.12374"
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"without_replacement"})
 
     def _remaining(self, q: Distribution, token: int) -> Distribution | None:

@@ -24,6 +24,8 @@ class Rejection(Verifier):
     """Lossless for chains drawn from the rows of their distribution."""
 
     name: ClassVar[str] = "rejection"
+    requires = "chains drawn from a draft model"
+    paper = "Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318"
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"iid", "factorised"})
     shape: ClassVar[Shape] = "chain"

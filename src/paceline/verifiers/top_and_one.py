@@ -20,6 +20,8 @@ class TopAndOne(MultiDraft):
     """Lossless for trees of most likely tokens with one drawn child per node, the last."""
 
     name: ClassVar[str] = "top-and-one"
+    requires = "the most probable children, and one drawn from the rest"
+    paper = "Hu et al. 2025, arXiv:2502.18779"
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"top_and_one"})
 

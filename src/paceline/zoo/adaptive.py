@@ -29,6 +29,7 @@ class Adaptive(Controller):
     """
 
     name: ClassVar[str] = "adaptive"
+    paper = "DiffuSpec, Li et al. 2025, arXiv:2510.02358"
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ class Bandit(Controller):
     """Choose the draft size per sequence and batch size by tokens per second."""
 
     name: ClassVar[str] = "bandit"
+    paper = "discounted Thompson sampling, Qi et al. 2023, arXiv:2305.10718"
 
     def __init__(self, keep: int = 4, seed: int = 0, *, nodes: int = 16, depth: int = 8) -> None:
         """Set the arms.

@@ -39,6 +39,7 @@ class Cacheback(CandidateDrafter[FollowerModel]):
     """N-gram cache over all sequences; needs no logits."""
 
     name: ClassVar[str] = "cacheback"
+    paper = "after Cacheback, Ma et al. 2025, arXiv:2511.21699"
 
     def reset(self) -> None:
         self._model = FollowerModel(LEADER, FOLLOWER, CAPACITY, WIDTH, _PRIOR)

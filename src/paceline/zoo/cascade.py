@@ -184,6 +184,12 @@ class Cascade(Drafter):
     """Drafts with a stack of models that share the target's vocabulary."""
 
     name: ClassVar[str] = "cascade"
+    requires = "a model with the same vocabulary (--draft-model); more levels from Python"
+    paper = (
+        "after HSD, Mohri et al. 2025, arXiv:2510.19705; SpecMQuant, Zhang et al. 2025, "
+        "arXiv:2505.22179"
+    )
+    proof = "paceline.zoo.proof:CASCADE"
 
     def __init__(
         self,

@@ -23,6 +23,11 @@ class Confidence(Controller):
     """Verify nodes that are likely enough to be accepted; always drafts one token or more."""
 
     name: ClassVar[str] = "confidence"
+    requires = "a drafter with estimates, best"
+    paper = (
+        "after Kangaroo, Liu et al. 2024, arXiv:2404.18911; SpecDec++, Huang et al. 2024, "
+        "arXiv:2405.19715"
+    )
 
     def __init__(self, threshold: float = 0.1, *, nodes: int = 16, depth: int = 8) -> None:
         """Set the threshold.

@@ -47,6 +47,9 @@ class Deer(Drafter):
     """
 
     name: ClassVar[str] = "deer"
+    requires = "a denoiser as draft model, or the one that ships for the model"
+    paper = "after DEER, Cheng et al. 2025, arXiv:2512.15176"
+    proof: ClassVar[str | None] = "paceline.zoo.proof:DEER"
 
     def __init__(
         self, model: BlockTarget, vocab_size: int, *, needs_q: bool = False, recent: int = 256
@@ -175,6 +178,8 @@ class DiffuSpec(Deer):
     """
 
     name: ClassVar[str] = "diffuspec"
+    paper = "after DiffuSpec, Li et al. 2025, arXiv:2510.02358"
+    proof = None
 
     def __init__(
         self,

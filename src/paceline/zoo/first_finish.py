@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.options import within
-from paceline.core.types import SamplingParams
+from paceline.core.types import SamplingParams, described
 from paceline.engine.engine import Completion, Engine, Prompt
 from paceline.errors import InvalidOption
 
@@ -38,6 +38,11 @@ class FirstFinish:
         return sum(len(each.token_ids) for each in self.samples)
 
 
+@described(
+    "lossy: of several samples the first to end, so short texts are favoured",
+    requires="paceline generate --first-of N",
+    paper="First Finish Search, Agarwal et al. 2025, arXiv:2505.18149",
+)
 def first_finish(
     engine: Engine,
     prompt: Prompt,

@@ -31,6 +31,10 @@ class Fly(RelaxedAcceptance):
     """Accept drafts of every kind; made for long chains (the paper drafts 15 tokens)."""
 
     name: ClassVar[str] = "fly"
+    guarantee = "lossy: accepts a mismatch that the target continues as drafted"
+    requires = "any draft; at least 7 deep with the paper's window of 6 tokens"
+    paper = "FLy, Li et al. 2025, arXiv:2511.22972"
+    proof = "paceline.zoo.proof:FLY"
 
     def __init__(self, window: int = 6, gate: float = 0.3) -> None:
         """Set the window in tokens, the mismatch included, and the entropy gate in nats, 0

@@ -29,6 +29,9 @@ class Jacobi(Drafter):
     """Draft windows of guesses from the target's last forward; no model, no training."""
 
     name: ClassVar[str] = "jacobi"
+    requires = "logits of rejected nodes"
+    paper = "after SJD, Teng et al. 2024, arXiv:2410.01699"
+    proof = "paceline.zoo.proof:JACOBI"
     needs: Needs = Needs(node_logits=True)
 
     def __init__(self, vocab_size: int, *, needs_q: bool, initial: Initial | None = None) -> None:

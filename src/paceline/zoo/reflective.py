@@ -34,6 +34,10 @@ class Reflective(Verifier):
     """Accept drafts of every kind, chains and trees, however drawn."""
 
     name: ClassVar[str] = "reflective"
+    guarantee = "lossy: fuses the distribution with that of a second look at the draft"
+    requires = "any draft"
+    paper = "after Reflective Verification, Wang et al. 2025, arXiv:2505.18629"
+    proof = "paceline.zoo.proof:REFLECTIVE"
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[SamplingScheme | None]] = ANY
 

@@ -28,6 +28,10 @@ class Relaxed(Verifier):
     """Accept chains drawn from the rows of their distribution, and deterministic drafts."""
 
     name: ClassVar[str] = "relaxed"
+    guarantee = "lossy: accepts with r times p/q; greedy requests stay exact"
+    requires = "deterministic drafts, or chains drawn from a draft model"
+    paper = "lenience, Leviathan et al. 2023, arXiv:2211.17192"
+    proof = "paceline.zoo.proof:RELAXED"
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({None, "iid", "factorised"})
 

@@ -132,6 +132,7 @@ class SuffixTrees(Drafter):
     """Drafts the best continuation by counts; with "path" the most frequent tokens alone."""
 
     name: ClassVar[str] = "suffix-tree"
+    paper = "SuffixDecoding, Oliaro et al. 2024, arXiv:2411.04975"
 
     def __init__(
         self, mode: Mode = "tree", alpha: float = 1.0, least: float = 0.1, capacity: int = CAPACITY

@@ -21,7 +21,7 @@ from paceline.cli import options as o
 from paceline.core.cache import read_text
 from paceline.core.options import within
 from paceline.core.target import Pass, Target
-from paceline.core.types import LogitArray, ProbArray
+from paceline.core.types import LogitArray, ProbArray, described
 from paceline.drafters.suffix.automaton import ROOT_STATE, Automaton
 from paceline.engine.engine import Engine
 from paceline.errors import PromptError, RuntimeUnavailable
@@ -90,6 +90,11 @@ class Draft:
     ended: bool = False
 
 
+@described(
+    "lossy: several continuations from one pass per token",
+    requires="paceline suggest; runtime torch",
+    paper="after Superposed Decoding, Shen et al. 2024, arXiv:2405.18400",
+)
 def superpose(
     target: Target,
     prompt: TokenIds[int],

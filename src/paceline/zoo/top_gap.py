@@ -19,6 +19,10 @@ class TopGap(RelaxedAcceptance):
     """Accept drafts of every kind, chains and trees, however drawn."""
 
     name: ClassVar[str] = "top-gap"
+    guarantee = "lossy: accepts near-best tokens"
+    requires = "any draft"
+    paper = "after GAD++, Xia et al. 2022, arXiv:2203.16487"
+    proof = "paceline.zoo.proof:TOP_GAP"
 
     def __init__(self, beta: int = 5, gap: float = 3.0) -> None:
         """Set the limits: accepted ranks, and nats below the best. Defaults are the paper's.

@@ -147,6 +147,8 @@ class TrigramSearch(Drafter):
     """Drafts the paths that a tree search over tri-grams visited most."""
 
     name: ClassVar[str] = "aded-mcts"
+    requires = "an index of a corpus (paceline index), best"
+    paper = "ADED, Liu et al. 2024, arXiv:2407.12021"
 
     def __init__(self, corpus: IntArray | None = None, trials: int = TRIALS, seed: int = 0) -> None:
         """Count a corpus, int `[tokens]`. Raises InvalidOption for less than one trial."""

@@ -23,6 +23,10 @@ class Typical(Verifier):
     """Accept drafts of every kind, chains and trees, however drawn."""
 
     name: ClassVar[str] = "typical"
+    guarantee = "lossy: accepts typical tokens; greedy requests stay exact"
+    requires = "any draft"
+    paper = "Medusa, Cai et al. 2024, arXiv:2401.10774"
+    proof = "paceline.zoo.proof:TYPICAL"
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[SamplingScheme | None]] = ANY
 

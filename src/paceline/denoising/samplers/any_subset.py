@@ -30,6 +30,9 @@ class AnySubset(Sampler):
     """
 
     name: ClassVar[str] = "assd"
+    guarantee = "lossless: the joint distribution of an any-subset model"
+    requires = "a denoiser of attention 'order'"
+    paper = "ASSD, Guo and Ermon 2025, arXiv:2504.20456"
     needs: tuple[Attention, ...] = ("order",)
 
     def __init__(self, width: int = 10) -> None:

@@ -21,6 +21,8 @@ class Counts(Rule):
     """Fill the surest `per_step` places, or spread a block over `steps`."""
 
     name: ClassVar[str] = "counts"
+    guarantee = "the sequential denoiser at one place a step"
+    paper = "LLaDA, Nie et al. 2025, arXiv:2502.09992; Dream, Ye et al. 2025, arXiv:2508.15487"
 
     def __init__(self, per_step: int = 1, steps: int = 0, by: Order = "confidence") -> None:
         """Set how many places, and which.

@@ -25,6 +25,8 @@ class Credit(Wrapper):
     """
 
     name: ClassVar[str] = "credit"
+    requires = "a rule: credit>threshold"
+    paper = "CreditDecoding, Wang et al. 2025, arXiv:2510.06133"
 
     def __init__(
         self, inner: Rule, alpha: float = 0.7, gamma: float = 0.2, beta: float = 0.8

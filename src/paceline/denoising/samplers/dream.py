@@ -22,6 +22,7 @@ class Dream(Rule):
     """Fill a share 1 - s / t of the masks from time t to s; a step of none takes no forward."""
 
     name: ClassVar[str] = "dream"
+    paper = "Dream, Ye et al. 2025, arXiv:2508.15487"
     scheduled = True
 
     def __init__(

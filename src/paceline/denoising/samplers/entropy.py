@@ -15,6 +15,10 @@ class Entropy(Rule):
     """Fill places of at most `tau` nats, or else the one with the least."""
 
     name: ClassVar[str] = "entropy"
+    paper = (
+        "dParallel's decoding, Chen et al. 2025, arXiv:2509.26488; WeDLM's rule, Liu et al. 2025,"
+        " arXiv:2512.22737"
+    )
     needs = ("full", "block", "order")
 
     def __init__(self, tau: float = 0.5, penalty: float = 0.0) -> None:

@@ -15,6 +15,7 @@ class EntropyBound(Rule):
     """Fill places by rising entropy, while the sum of those before stays within `gamma` nats."""
 
     name: ClassVar[str] = "entropy-bound"
+    paper = "EB-Sampler, Ben-Hamu et al. 2025, arXiv:2505.24857"
 
     def __init__(self, gamma: float = 0.1) -> None:
         within("gamma", gamma, -np.inf, np.inf, "any but NaN")

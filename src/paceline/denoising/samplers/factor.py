@@ -15,6 +15,7 @@ class Factor(Rule):
     """Fill the n surest places, n the largest with (n + 1)(1 - confidence of the n-th) < factor."""
 
     name: ClassVar[str] = "factor"
+    paper = "Fast-dLLM, Wu et al. 2025, arXiv:2505.22618"
 
     def __init__(self, factor: float = 1.0) -> None:
         """Set the factor. At 1 the places' argmaxes are that of their joint (theorem 1)."""

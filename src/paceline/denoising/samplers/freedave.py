@@ -26,6 +26,8 @@ class FreeDave(Sampler):
     """
 
     name: ClassVar[str] = "freedave"
+    guarantee = "text of the inner rule, seed for seed"
+    paper = "FreeDave, Wu and Zhang 2025, arXiv:2510.00294"
     needs: tuple[Attention, ...] = ("full", "block")
 
     def __init__(self, inner: Rule, width: int = 4) -> None:

@@ -23,6 +23,7 @@ class GenMol(Rule):
     """Fill the places whose picks have the largest log-probability plus noise, which fades."""
 
     name: ClassVar[str] = "genmol"
+    paper = "GenMol, Lee et al. 2025, arXiv:2501.06158"
     fresh = True
     ignores_draws = False
 
@@ -47,6 +48,8 @@ class Remask(Wrapper):
     """
 
     name: ClassVar[str] = "remask"
+    requires = "a rule: remask>genmol; a denoiser with full attention"
+    paper = "after GenMol, Lee et al. 2025, arXiv:2501.06158"
     standard = False
 
     def __init__(

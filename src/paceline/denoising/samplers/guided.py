@@ -21,6 +21,8 @@ class Guided(Rule):
     """
 
     name: ClassVar[str] = "guided"
+    requires = "a denoiser whose clean rows predict the next token"
+    paper = "after FlashDLM, Hu et al. 2025, arXiv:2505.21467"
     ignores_draws = False
     standard = False
 

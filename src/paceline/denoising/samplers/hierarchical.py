@@ -18,6 +18,7 @@ class Hierarchical(Rule):
     """
 
     name: ClassVar[str] = "hierarchical"
+    paper = "dInfer, Ma et al. 2025, arXiv:2510.08666"
 
     def __init__(self, low: float = 0.4, high: float = 0.9) -> None:
         within("high", high, 0, np.inf)

@@ -38,6 +38,8 @@ class Filter(Rule):
     """Fill places that the filter takes for right with more than `tau`, and the surest."""
 
     name: ClassVar[str] = "filter"
+    requires = "a denoiser; weights trained for it, those of lists-mdm by default"
+    paper = "after Learn2PD, Bao et al. 2025, arXiv:2509.25188"
 
     def __init__(self, weights: File = SHIPPED, tau: float = 0.9) -> None:
         """Read a safetensors file: `in.weight` `[hidden, block]`, `in.bias`, `out.weight`

@@ -21,6 +21,9 @@ class LexicalUnits(Sampler):
     """
 
     name: ClassVar[str] = "lexical-units"
+    guarantee = "lossy: tokens that masks are sure of are not verified"
+    requires = "a denoiser whose clean rows predict the next token"
+    paper = "after LUD, Sun et al. 2024, arXiv:2405.15208"
     needs: tuple[Attention, ...] = ("full", "block", "order", "causal")
 
     def __init__(self, width: int = 3, tau: float = 0.9) -> None:

@@ -16,6 +16,7 @@ class LocalLeap(Rule):
     """Fill places surer than `tau`, and those surer than `relaxed` within `radius` of one."""
 
     name: ClassVar[str] = "local-leap"
+    paper = "LocalLeap, Kong et al. 2025, arXiv:2510.07081"
 
     def __init__(self, tau: float = 0.9, radius: int = 4, relaxed: float = 0.75) -> None:
         within("tau", tau, 0, np.inf)

@@ -18,6 +18,8 @@ class Prophet(Wrapper):
     """
 
     name: ClassVar[str] = "prophet"
+    requires = "a rule: prophet>counts"
+    paper = "after Prophet, Li et al. 2025, arXiv:2508.19982"
 
     def __init__(
         self, inner: Rule, early: float = 7.5, middle: float = 5.0, late: float = 2.5

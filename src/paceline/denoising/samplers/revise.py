@@ -22,6 +22,8 @@ class Revise(Wrapper):
     """Beside what the inner rule fills, overwrite filled places of the block by their new picks."""
 
     name: ClassVar[str] = "revise"
+    requires = "a rule: revise>counts; a denoiser that was trained to read wrong tokens"
+    paper = "after ReDiff, Ji et al. 2025, arXiv:2510.19871"
 
     def __init__(
         self, inner: Rule, share: float = 1.0, after: int = 0, least: float = 0.0, most: int = 0

@@ -47,6 +47,9 @@ class Tidar(CanvasSampler):
     """
 
     name: ClassVar[str] = "tidar"
+    guarantee = "lossless: the model's own autoregressive decoding"
+    requires = "a denoiser whose clean rows predict the next token"
+    paper = "after TiDAR, Liu et al. 2025, arXiv:2511.08923"
     needs: tuple[Attention, ...] = ("full", "block", "order", "causal")
 
     def __init__(self, width: int = 4, verifier: Rule = "coupled", prune: float = 0.0) -> None:
@@ -72,6 +75,7 @@ class LinearSpec(Tidar):
     """Draft behind the last token in one forward, verify in the next: fewer rows than groups."""
 
     name: ClassVar[str] = "linear-spec"
+    paper = "after Nemotron-Labs-Diffusion, Fu et al. 2026, github.com/sgl-project/sglang"
 
     def process(self, context: Context) -> Process:
         return InTurn(context, self.width, self.rule, self.prune)

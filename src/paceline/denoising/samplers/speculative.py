@@ -32,6 +32,8 @@ class Speculative(FreeDave):
     """
 
     name: ClassVar[str] = "speculative"
+    guarantee = "distribution of the inner rule"
+    paper = "after Leviathan et al. 2023, arXiv:2211.17192"
 
     def __init__(self, inner: Rule, width: int = 4) -> None:
         """Wrap a rule; InvalidOption if it looks at what was drawn, or changes what is filled."""

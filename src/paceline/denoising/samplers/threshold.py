@@ -16,6 +16,7 @@ class Threshold(Rule):
     """Fill places whose largest probability exceeds `tau`, or else the surest `least`."""
 
     name: ClassVar[str] = "threshold"
+    paper = "Fast-dLLM, Wu et al. 2025, arXiv:2505.22618; SDAR, Cheng et al. 2025, arXiv:2510.06303"
 
     def __init__(self, tau: float = 0.9, least: int = 1) -> None:
         within("tau", tau, 0, np.inf, "above 1 fills one place a step")

@@ -21,6 +21,8 @@ class WeDLM(Wrapper):
     """Let the inner rule fill a window that moves with the text's first gap."""
 
     name: ClassVar[str] = "wedlm"
+    requires = "a rule: wedlm>entropy:tau=0.4,penalty=0.02; a denoiser of attention order"
+    paper = "WeDLM, Liu et al. 2025, arXiv:2512.22737"
     standard = False
 
     def __init__(self, inner: Rule, window: int = 6) -> None:

@@ -75,6 +75,7 @@ class Forced(Drafter):
     """Drafts forced tokens and fixed template parts as a chain."""
 
     name: ClassVar[str] = "forced"
+    requires = "forced tokens in the request, or a template (in Python)"
 
     def __init__(self, template: Template = NOTHING_FIXED) -> None:
         self._template = template

@@ -88,6 +88,8 @@ class InputGuided(CandidateDrafter[RatesOnly]):
     """Copy chains from the prompt, for edits and corrections."""
 
     name: ClassVar[str] = "input-guided"
+    requires = "a prompt that the output repeats"
+    paper = "after IAD, Sun et al. 2021, arXiv:2106.04970; Ge et al. 2022, arXiv:2205.10350"
 
     def __init__(self) -> None:
         self._opened: dict[int, int] = {}  # tokens that each sequence had

@@ -229,6 +229,8 @@ class Lookahead(CandidateDrafter[FollowerModel]):
     """Draft from a Jacobi window per sequence and one shared n-gram pool."""
 
     name: ClassVar[str] = "lookahead"
+    requires = "logits of rejected nodes; fixed sizes (--nodes), for its window"
+    paper = "after Lookahead Decoding, Fu et al. 2024, arXiv:2402.02057"
     needs: Needs = Needs(node_logits=True)
 
     def __init__(self, length: int = LENGTH, columns: int = COLUMNS) -> None:

@@ -47,6 +47,7 @@ class PromptLookup(CandidateDrafter[RatesOnly]):
     """
 
     name: ClassVar[str] = "prompt-lookup"
+    paper = "Prompt Lookup Decoding, Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding"
 
     def __init__(self) -> None:
         self._indices: dict[int, _Index] = {}

@@ -30,6 +30,8 @@ class Aded(CandidateDrafter[ContextModel]):
     """Tri-gram drafter over all sequences."""
 
     name: ClassVar[str] = "aded"
+    requires = "logits of rejected nodes"
+    paper = "after ADED, Liu et al. 2024, arXiv:2407.12021"
     needs: Needs = Needs(node_logits=True)
     ranks: ClassVar[bool] = True
 

@@ -56,6 +56,8 @@ class Recycling(Drafter):
     """Draft trees from the target's rejected candidates: no training, under 2 MB."""
 
     name: ClassVar[str] = "recycling"
+    requires = "logits of rejected nodes"
+    paper = "after Token Recycling, Luo et al. 2024, arXiv:2408.08696"
     needs: Needs = Needs(node_logits=True)
 
     def __init__(self, vocab_size: int) -> None:

@@ -150,6 +150,8 @@ class Stand(CandidateDrafter[ContextModel]):
     """Draft from stored target distributions, as most probable trees or as drawn ones."""
 
     name: ClassVar[str] = "stand"
+    requires = "logits of rejected nodes; draws for verifier 'recursive-distinct'"
+    paper = "after STAND, Song et al. 2025, arXiv:2506.04708"
     needs: Needs = Needs(node_logits=True)
     ranks: ClassVar[bool] = True
 

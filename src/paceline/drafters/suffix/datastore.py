@@ -251,6 +251,8 @@ class Datastore(Drafter):
     """Drafts tries of continuations from an index on disk."""
 
     name: ClassVar[str] = "datastore"
+    requires = "an index (paceline index): datastore:index=DIR"
+    paper = "after REST, He et al. 2023, arXiv:2311.08252"
 
     def __init__(self, index: SuffixArray) -> None:
         self._index = index

@@ -294,6 +294,7 @@ class SuffixAutomaton(HistoryDrafter):
     """Copy chains from the longest earlier match of any length."""
 
     name: ClassVar[str] = "suffix-automaton"
+    paper = "after SAM-Decoding, Hu et al. 2024, arXiv:2411.10666"
 
     def _start_rates(self, sources: int) -> HitRates:
         return HitRates(np.array([alone(), *[alone(OTHER_SOURCE)] * (sources - 1)]), weight=16.0)

@@ -31,6 +31,7 @@ class SuffixDecoding(HistoryDrafter):
     """Draft trees from the counts of what followed in the sequence and in earlier outputs."""
 
     name: ClassVar[str] = "suffix-decoding"
+    paper = "after SuffixDecoding, Oliaro et al. 2024, arXiv:2411.04975"
 
     def __init__(self, mode: Mode = "blend", capacity: int = CAPACITY) -> None:
         """Start with a history of `capacity` tokens. Raises InvalidOption."""

@@ -28,7 +28,15 @@ from paceline.core.target import (
     split_blocks,
     without_logits,
 )
-from paceline.core.types import ROOT, Capabilities, Denoises, IntArray, LogitArray, TokenTree
+from paceline.core.types import (
+    ROOT,
+    Capabilities,
+    Denoises,
+    Described,
+    IntArray,
+    LogitArray,
+    TokenTree,
+)
 from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
 from paceline.models import families
 from paceline.models.config import ModelConfig, feature_layers
@@ -347,8 +355,11 @@ class Forward:
         return Counted(total / runs, by_group(timed))
 
 
-class CpuTarget:
+class CpuTarget(Described):
     """A model on the CPU, by native kernels."""
+
+    name = "cpu"
+    guarantee = "bit-exact"
 
     def __init__(
         self,

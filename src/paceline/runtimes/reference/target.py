@@ -24,7 +24,7 @@ from paceline.core.target import (
     check_blocks,
     without_logits,
 )
-from paceline.core.types import Capabilities, LogitArray
+from paceline.core.types import Capabilities, Described, LogitArray
 from paceline.errors import InvalidOption
 from paceline.models import families
 from paceline.models.config import ModelConfig, feature_layers
@@ -64,8 +64,12 @@ class _Run(NamedTuple):
     state: LogitArray
 
 
-class ReferenceTarget:
+class ReferenceTarget(Described):
     """A model in NumPy, sequence by sequence."""
+
+    name = "reference"
+    guarantee = "bit-exact"
+    requires = "patience: NumPy"
 
     def __init__(
         self,

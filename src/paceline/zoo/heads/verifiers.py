@@ -101,6 +101,9 @@ class Judge(Headed):
     """Relaxed acceptance of mismatches that the head finds acceptable."""
 
     name: ClassVar[str] = "judge"
+    guarantee = "lossy: accepts what a trained head finds acceptable"
+    requires = "hidden states; a head for the model (paceline train judge): judge:head=FILE"
+    paper = "after Judge Decoding, Bachmann et al. 2025, arXiv:2501.19309"
 
     def relaxes(self, step: Round, node: int, child: int, depth: int) -> bool:
         return self.head.probability(step.target.hidden(child)) > self.threshold
@@ -132,6 +135,9 @@ class Pivot(Headed):
     """Relaxed acceptance of mismatches that the head finds harmless."""
 
     name: ClassVar[str] = "pivot"
+    guarantee = "lossy: accepts what a trained head finds harmless"
+    requires = "hidden states; a head for the model (paceline train pivot): pivot:head=FILE"
+    paper = "after PAD, Ziashahabi et al. 2025, arXiv:2511.00351"
 
     def relaxes(self, step: Round, node: int, child: int, depth: int) -> bool:
         distribution, token = step.target.soft(node), int(step.draft.tokens[child])

@@ -89,6 +89,8 @@ class DoubleExit(ExitDrafter):
     """Draft with the first layers and the adapter until a token is doubtful."""
 
     name: ClassVar[str] = "double-exit"
+    requires = "runtime cpu or torch; weights for the model (paceline train drafter kangaroo)"
+    paper = "after Kangaroo, Liu et al. 2024, arXiv:2404.18911"
     # Whose weights are read, and what runs them.
     network: ClassVar[str] = Kangaroo.name
     adapter: ClassVar[type[Adapter]] = Adapter

@@ -74,6 +74,8 @@ class DynamicExit(ExitDrafter):
     """Draft with as many first layers, and as many tokens, as give most tokens per layer."""
 
     name: ClassVar[str] = "del"
+    requires = "runtime cpu or torch; a model trained to exit early, best"
+    paper = "after DEL, Zarch et al. 2025, arXiv:2504.05598"
 
     def __init__(
         self,

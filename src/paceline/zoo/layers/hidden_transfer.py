@@ -41,6 +41,8 @@ class HiddenTransferDrafter(Drafter):
     """Draft trees of the most probable tokens of pseudo states."""
 
     name: ClassVar[str] = "hidden-transfer"
+    requires = "runtime cpu or torch; weights for the model (paceline train drafter)"
+    paper = "Hidden Transfer, Wu et al. 2024, arXiv:2404.12022"
     gumbel_coupled = True
     alone = True
 

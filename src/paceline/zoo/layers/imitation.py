@@ -65,5 +65,7 @@ class ImitationDrafter(DoubleExit):
     """Draft with the first layers and the imitation network until a token is doubtful."""
 
     name: ClassVar[str] = "imitation"
+    requires = "runtime cpu or torch; weights for the model (paceline train drafter imitation)"
+    paper = "after FastVLM, Bajpai and Hanawal 2025, arXiv:2510.22641"
     network: ClassVar[str] = Imitation.name
     adapter: ClassVar[type[Adapter]] = Imitator

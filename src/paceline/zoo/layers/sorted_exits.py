@@ -129,6 +129,12 @@ class SortedExits(DraftModel):
     """Draft chains with a model of several exits, each token by the first that is confident."""
 
     name: ClassVar[str] = "s2d"
+    requires = (
+        "runtime cpu or torch; a model with the same vocabulary (--draft-model), best one that "
+        "was trained to exit early (paceline train drafter s2d)"
+    )
+    paper = "after S2D, Kavehzadeh et al. 2024, arXiv:2407.01955"
+    proof = "paceline.zoo.layers.tables:SORTED"
 
     def __init__(
         self,

@@ -31,6 +31,9 @@ class Swift(SelfDrafter):
     """
 
     name: ClassVar[str] = "swift"
+    requires = "runtime cpu or torch"
+    paper = "after SWIFT, Xia et al. 2024, arXiv:2410.06916"
+    proof = "paceline.zoo.layers.tables:SWIFT"
 
     def __init__(
         self,

@@ -84,3 +84,4 @@ class ChimeraDrafter(TrainedDrafter):
     """Chimera's trigrams and layer."""
 
     name: ClassVar[str] = "chimera"
+    paper = "after Chimera, Zeng et al. 2024, arXiv:2402.15758"

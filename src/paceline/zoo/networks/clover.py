@@ -75,3 +75,4 @@ class Clover(Network):
 
 class CloverDrafter(TrainedDrafter):
     name: ClassVar[str] = "clover"
+    paper = "after Clover, Xiao et al. 2024, arXiv:2405.00263"

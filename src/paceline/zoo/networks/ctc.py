@@ -122,6 +122,7 @@ class CTCDrafter(TrainedDrafter):
     """CTC drafter: slots that may stay blank; with `runner_ups=false` the collapsed chain alone."""
 
     name: ClassVar[str] = "ctc"
+    paper = "after CTC-drafter, Wen et al. 2024, arXiv:2412.00061"
 
     def _draft(
         self, version: LoadedNetwork, sequences: List[Sequence], budgets: List[Budget]

@@ -87,3 +87,4 @@ class FalconDrafter(TrainedDrafter):
     """Falcon: a block of tokens per step."""
 
     name: ClassVar[str] = "falcon"
+    paper = "after Falcon, Gao et al. 2024, arXiv:2412.12639"

@@ -101,4 +101,5 @@ class LongSpecDrafter(TrainedDrafter):
     """A drafter whose cache does not grow."""
 
     name: ClassVar[str] = "longspec"
+    paper = "after LongSpec, Yang et al. 2025, arXiv:2502.17421"
     needs: Needs = Needs(features=True)

@@ -70,3 +70,4 @@ class SpecFormerDrafter(TrainedDrafter):
     """SpecFormer's slots."""
 
     name: ClassVar[str] = "specformer"
+    paper = "after SpecFormer, Shi et al. 2025, arXiv:2511.20340"

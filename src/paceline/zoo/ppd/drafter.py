@@ -31,6 +31,10 @@ class PPD(Drafter):
     """Draft trees of candidates and prompt tokens; a first tree has prompt tokens alone."""
 
     name: ClassVar[str] = "ppd"
+    requires = (
+        "logits of rejected nodes; prompt tokens for the model (paceline train prompt-tokens)"
+    )
+    paper = "after PPD, Chen et al. 2024, arXiv:2405.18628"
     needs: Needs = Needs(node_logits=True)
 
     def __init__(

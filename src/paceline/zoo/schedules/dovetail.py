@@ -15,3 +15,5 @@ class Dovetail(Scheduled):
     """Draft elsewhere, wait, then verify here: the order alone is the paper's."""
 
     name: ClassVar[str] = "dovetail"
+    requires = "a model with the same vocabulary (--draft-model)"
+    paper = "after Dovetail, Zhang et al. 2024, arXiv:2412.18934"

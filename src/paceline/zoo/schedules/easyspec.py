@@ -83,6 +83,8 @@ class EasySpec(Scheduled):
     """Draft with grouped layers, then verify."""
 
     name: ClassVar[str] = "easyspec"
+    requires = "runtime cpu or torch; a model with the same vocabulary (--draft-model)"
+    paper = "after EasySpec, Wu et al. 2025, arXiv:2502.02493"
     apart = False
 
     def __init__(

@@ -31,6 +31,8 @@ class Mirror(Scheduled):
     """
 
     name: ClassVar[str] = "mirror-sd"
+    requires = "runtime cpu or torch; a model with the same vocabulary (--draft-model)"
+    paper = "after Mirror-SD, Bhendawade et al. 2025, arXiv:2510.13161"
     _given = ("target", "layers")
 
     def __init__(

@@ -26,6 +26,8 @@ class Pearl(Scheduled):
     """Verify what is drafted, and draft behind it meanwhile."""
 
     name: ClassVar[str] = "pearl"
+    requires = "a model with the same vocabulary (--draft-model)"
+    paper = "after PEARL, Liu et al. 2024, arXiv:2408.11850"
 
     def __init__(self, worker: Worker, *, coupled: bool = True, window: int = 0) -> None:
         """Bind a worker.
