@@ -84,7 +84,7 @@ def test_unknown_and_broken_blocks_are_errors(copied: Path) -> None:
 def test_text_around_blocks_stays(tmp_path: Path) -> None:
     result = made(tmp_path)
     text = "before\n<!-- results:one -->\nold\n<!-- /results -->\nafter\n"
-    table = "| a | b |\n| --- | --- |\n| x\\|y | 1.50 |\n|  | 2.25 |\n"
+    table = "| a | b |\n|---|---|\n| x\\|y | 1.50 |\n|  | 2.25 |\n"
     filled = f"before\n<!-- results:one -->\n{table}<!-- /results -->\nafter\n"
     assert fill(text, {"one": result}) == filled
     assert fill(filled, {"one": result}) == filled

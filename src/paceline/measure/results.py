@@ -134,9 +134,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     decimals = [
         max((_decimals(cell) for cell in column), default=0) for column in zip(*rows, strict=True)
     ]
-    lines = [columns, ["---"] * len(columns)]
-    lines += [[_text(*cell) for cell in zip(row, decimals, strict=True)] for row in rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    lines = [columns, *([_text(*cell) for cell in zip(row, decimals, strict=True)] for row in rows)]
+    head, *body = ("| " + " | ".join(line) + " |\n" for line in lines)
+    return "".join([head, "|---" * len(columns) + "|\n", *body])
 
 
 def render(data_dir: Path) -> dict[str, str]:
