@@ -51,8 +51,8 @@ def test_every_result_is_in_the_overview_and_on_one_page() -> None:
     assert len(pages) == len({each["topic"] for each in load(FOLDER / "data").values()}) + 1
     for name, result in load(FOLDER / "data").items():
         assert f"[{result['title']}]" in pages["index.md"]
-        assert f"Block name: `{name}`" in pages[f"{result['topic']}.md"]
-        assert sum(f"Block name: `{name}`" in page for page in pages.values()) == 1
+        assert f"\n`{name}`, " in pages[f"{result['topic']}.md"]
+        assert sum(f"\n`{name}`, " in page for page in pages.values()) == 1
 
 
 def test_a_changed_figure_is_noticed(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

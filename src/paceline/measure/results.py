@@ -9,6 +9,7 @@ import json
 import math
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ SINCE = "**Since this was measured**"
 
 _BLOCK = re.compile(r"<!-- results:([\w-]+) -->\n(.*?)<!-- /results -->", re.DOTALL)
 _INTERVAL = re.compile(r" \[([\d.]+), ([\d.]+)\]")
+_RANGE = re.compile(r"(?<![\d.-])([\d.,]+%?) to ([\d.,]+%?)(?=\)?$)")
 _MARKER = re.compile(r"<!-- (?:results:|/results)")
 
 Cell = str | int | float | None
@@ -149,10 +151,10 @@ def render(data_dir: Path) -> dict[str, str]:
             pages[f"{topic}.md"] = _page(heading, chosen)
             overview.append(f"## {heading}\n\n" + "".join(map(_overview, chosen.values())))
     pages["index.md"] = (
-        "# Results\n\nOne line a table, with its main figures. Each says its date, commit, machine "
-        "and command, and what has changed since. Tables up to 2026-11-24 are of the first CPU "
-        "engine, with int8 weights. Before 2026-11-27 `auto` measured all costs at the first start "
-        "and asked its drafters in a fixed order; today it learns both while decoding. "
+        "# Results\n\nOne line a table, with its main figures. Each says its name, date, commit, "
+        "machine and command, and what has changed since. Tables up to 2026-11-24 are of the first "
+        "CPU engine, with int8 weights. Before 2026-11-27 `auto` measured all costs at the first "
+        "start and asked its drafters in a fixed order; today it learns both while decoding. "
         "What did not help is in the [journal](../journal.md). Pages are generated from "
         "`docs/results/data` by `python -m paceline.measure.results`.\n\n" + "\n".join(overview)
     )
@@ -215,14 +217,16 @@ def _page(heading: str, chosen: Mapping[str, Result]) -> str:
     """Say once what several tables share: sentences of notes, commands, and papers' claims."""
     notes = {name: _sentences(each.get("note")) for name, each in chosen.items()}
     since = {name: _sentences(each.get("since")) for name, each in chosen.items()}
-    parts = [f"# {heading}\n\n[All results](index.md).\n"]
+    most, _ = Counter(each["machine"] for each in chosen.values()).most_common(1)[0]
+    parts = [f"# {heading}\n\nOn {most}, where no machine is named. [All results](index.md).\n"]
     parts += [f"Of {said}\n" for said in _shared(notes)]
     parts += [f"{SINCE} of {said}\n" for said in _shared(since)]
     first: dict[str, str] = {}
     for name, each in chosen.items():
         same = first.setdefault(each["command"], name)
         told = each | {"note": " ".join(notes[name]), "since": " ".join(since[name])}
-        parts.append(_section(name, told, same if each["command"] else name))
+        machine = "" if each["machine"] == most else each["machine"]
+        parts.append(_section(name, told, machine, same if each["command"] else name))
     if rows := claims(chosen.values()):
         parts.append("## What papers claim\n\n" + table((*CLAIMED, WHY), rows))
     return "\n".join(parts)
@@ -241,11 +245,11 @@ def _shared(texts: dict[str, list[str]]) -> list[str]:
     return [f"`{'`, `'.join(names)}`: {' '.join(said)}" for names, said in shared.items()]
 
 
-def _section(name: str, result: Result, same: str) -> str:
-    about = [result["date"] or "date unknown", result["machine"]]
+def _section(name: str, result: Result, machine: str, same: str) -> str:
+    about = [f"`{name}`", result["date"] or "date unknown", machine]
     about += [f"commit {result['commit']}"] if result["commit"] else []
     about += [f"command of `{same}`"] if same != name else []
-    parts = [f"## {result['title']}\n", f"{', '.join(about)}. Block name: `{name}`.\n"]
+    parts = [f"## {result['title']}\n", f"{', '.join(filter(None, about))}.\n"]
     if same == name:
         parts += [*(f"    {line}" for line in result["command"].splitlines()), ""]
     columns, rows, left = without_claims(result["columns"], result["rows"])
@@ -287,7 +291,8 @@ def _decimals(cell: Cell) -> int:
 def _text(cell: Cell, decimals: int) -> str:
     if isinstance(cell, int | float):
         return f"{cell:,.{decimals if isinstance(cell, float) else 0}f}"
-    return _INTERVAL.sub(_short, (cell or "").replace("|", "\\|"))
+    text = _RANGE.sub(r"\1-\2", (cell or "").replace("|", "\\|"))
+    return _INTERVAL.sub(_short, text)
 
 
 def _short(interval: re.Match[str]) -> str:
