@@ -26,13 +26,14 @@ from time import process_time
 
 import numpy as np
 
+from paceline.core.expressions import parse
 from paceline.core.target import Output
 from paceline.core.types import Budget, Capabilities, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.suffix.datastore import build
 from paceline.errors import InvalidOption, PacelineError
 from paceline.registry import table as registry
-from paceline.registry.expressions import make_drafter
+from paceline.registry.assembly import make_drafter
 from paceline.sampling.sequence import Sequence
 
 VOCABULARY = 49_152
@@ -70,7 +71,7 @@ def context() -> DrafterContext:
 def make(name: str) -> Drafter | None:
     """The drafter, or None if it needs a model or hidden states."""
     try:
-        drafter = make_drafter(name, context())
+        drafter = make_drafter(parse(name, "drafter"), context())
     except PacelineError:
         return None
     return None if drafter.needs.hidden else drafter

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from tests.cli.conftest import Command, one_line, press_in_step
 
+from paceline.cli.options import check_names
 from paceline.core.target import RuntimeOptions
 from paceline.drafters.statistics.recycling import Recycling
 from paceline.measure import methods, results
 from paceline.networks.weights import write_tensors
-from paceline.registry import expressions, table
+from paceline.registry import table
 
 SHORT = ("bench", "methods", "--limit", "2", "--max-new-tokens", "12", "--batch", "2")
 FEW = (*SHORT, "--only", "recycling,gumbel,medusa")
@@ -37,7 +38,7 @@ def test_lines_name_what_there_is(line: methods.Line) -> None:
     assert line.guarantee.startswith(("lossless", "lossy"))
     assert methods.prompts(line, 3)
     for draft in (True, False):
-        expressions.check_drafter(line.named(draft))
+        check_names("auto", line.named(draft))
     for kind, name in line.methods():
         table.find(kind, name)
 

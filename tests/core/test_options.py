@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.options import arguments, split_options
+from paceline.core.options import arguments
 from paceline.errors import InvalidOption
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.verifiers.base import VerifierContext
@@ -13,27 +13,6 @@ from paceline.zoo.reflective import PROMPT, Reflective
 from paceline.zoo.relaxed import Relaxed
 from paceline.zoo.top_gap import TopGap
 from paceline.zoo.typical import Typical
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("coupled", ("coupled", {})),
-        ("auto", ("auto", {})),
-        ("top-gap:beta=3", ("top-gap", {"beta": "3"})),
-        ("top-gap: beta = 3 , gap=1.5", ("top-gap", {"beta": "3", "gap": "1.5"})),
-        ("judge:head=a=b.safetensors", ("judge", {"head": "a=b.safetensors"})),
-    ],
-)
-def test_options_follow_the_name(text: str, expected: tuple[str, dict[str, str]]) -> None:
-    assert split_options(text, "verifier") == expected
-
-
-@pytest.mark.parametrize("text", ["x:", "x:beta", "x:=3", "x:beta=1,", "x:beta=1,beta=2"])
-def test_what_is_no_option_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(InvalidOption, match="write x:key=value") as caught:
-        split_options(text, "verifier")
-    assert "\n" not in str(caught.value)
 
 
 def test_values_get_the_types_of_the_constructor() -> None:

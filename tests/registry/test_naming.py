@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.cli.options import check_names
+from paceline.core.expressions import parse
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.combine.bandit import Choose
 from paceline.drafters.combine.merged import Merged
@@ -11,13 +13,13 @@ from paceline.drafters.ngram.lookahead import Lookahead
 from paceline.errors import InvalidOption
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.registry import table as registry
-from paceline.registry.expressions import check_drafter, make_drafter
+from paceline.registry.assembly import make_drafter
 
 TARGET = TabularTarget(TabularModel(5, 1, 1).logits, 5)
 
 
 def make(text: str) -> Drafter:
-    return make_drafter(text, DrafterContext(TARGET.capabilities, lambda: TARGET))
+    return make_drafter(parse(text, "drafter"), DrafterContext(TARGET.capabilities, lambda: TARGET))
 
 
 def test_options_reach_the_drafter() -> None:
@@ -58,7 +60,7 @@ def test_a_bar_lets_drafters_take_turns() -> None:
         turns = make(text)
         assert isinstance(turns, Choose)
         assert [part.name for part in turns.parts] == ["none", "merged"]
-        check_drafter(text)
+        check_names("auto", text)
     with pytest.raises(InvalidOption, match="option seed of drafter 'choose' must be a whole"):
         make("choose:seed=x|none|aded")
     with pytest.raises(InvalidOption, match="combine 2 to"):
@@ -67,12 +69,13 @@ def test_a_bar_lets_drafters_take_turns() -> None:
 
 @pytest.mark.parametrize("text", ["recycling+", "+recycling", "recycling++aded", "", "none|", "|"])
 def test_an_empty_part_is_refused(text: str) -> None:
-    for use in (check_drafter, make):
-        with pytest.raises(InvalidOption, match="empty part"):
-            use(text)
+    with pytest.raises(InvalidOption, match="empty part"):
+        check_names("auto", text)
+    with pytest.raises(InvalidOption, match="empty part"):
+        make(text)
 
 
 def test_unknown_names_are_found_without_making_anything() -> None:
     with pytest.raises(InvalidOption, match="drafter 'magic' is unknown"):
-        check_drafter("recycling+magic:x=1")
-    check_drafter("graft:floor=0.1+draft-model+datastore:index=nowhere")
+        check_names("auto", "recycling+magic:x=1")
+    check_names("auto", "graft:floor=0.1+draft-model+datastore:index=nowhere")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from functools import wraps
@@ -14,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from paceline.cli.output import remark
-from paceline.core.options import require, split_options
+from paceline.core.expressions import parse, split_list
+from paceline.core.options import require
 from paceline.core.target import RuntimeOptions
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
 from paceline.models.generation import completed, told
 from paceline.registry import table as registry
-from paceline.registry.expressions import check_drafter
 from paceline.sampling.processors import sampler_names
 
 if TYPE_CHECKING:
@@ -349,16 +348,15 @@ def check_names(
     """
     rules = speculation or SpeculationOptions()
     named: list[tuple[registry.Kind, str]] = [
-        ("runtime", runtime),
-        ("verifier", split_options(rules.verifier, "verifier")[0]),
-        ("controller", split_options(rules.controller, "controller")[0]),
+        ("verifier", rules.verifier),
+        ("controller", rules.controller),
+        *(("drafter", each) for each in drafters),
     ]
-    for kind, name in named:
-        if name != "auto":
-            registry.find(kind, name)
-    for drafter in drafters:
-        if drafter != "auto":
-            check_drafter(drafter)
+    if runtime != "auto":
+        registry.find("runtime", runtime)
+    for kind, text in named:
+        for method in parse(text, kind).methods() if text != "auto" else ():
+            registry.find(kind, method.name)
 
 
 def load(
@@ -407,23 +405,11 @@ def numbers(
     return found
 
 
-_OPTION = re.compile(r"\s*[\w-]+\s*=")
-
-
 def drafter_names(texts: Iterable[str], option: str) -> list[str]:
-    """Split lists of drafters at their commas, but not the options of a drafter.
-
-    An item key=value belongs to the item before it if that has a colon: "a:x=1,y=2,b" is two
-    drafters. InvalidOption if a name is empty or given twice in `option`.
-    """
+    """Split lists of drafters; InvalidOption if a name is empty or given twice in `option`."""
     names: list[str] = []
     for text in texts:
-        mine: list[str] = []
-        for item in text.split(","):
-            if mine and ":" in mine[-1] and _OPTION.match(item):
-                mine[-1] += f",{item.strip()}"
-            else:
-                mine.append(item.strip())
+        mine = split_list(text)
         if not all(mine):
             raise InvalidOption(f"{option} {text!r} has an empty name: separate names by one comma")
         names += mine

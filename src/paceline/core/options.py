@@ -1,4 +1,4 @@
-"""Parser of method options, `NAME:key=value,key=value`, into constructor arguments."""
+"""Options of methods: from text to constructor arguments, and checks of values."""
 
 from __future__ import annotations
 
@@ -21,21 +21,6 @@ _READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     str: (str, "text"),
     File: (str, "a file"),
 }
-
-
-def split_options(text: str, kind: str) -> tuple[str, dict[str, str]]:
-    """Split `NAME:key=value,key=value`; InvalidOption if malformed or a key is repeated."""
-    name, colon, rest = text.partition(":")
-    options: dict[str, str] = {}
-    for entry in rest.split(",") if colon else ():
-        key, equals, value = (part.strip() for part in entry.partition("="))
-        if not key or not equals or key in options:
-            raise InvalidOption(
-                f"{kind} option {entry!r} is no key=value, or is given twice: write "
-                f"{name}:key=value,key=value"
-            )
-        options[key] = value
-    return name, options
 
 
 def arguments(

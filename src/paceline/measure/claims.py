@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, get_args
+from typing import Any
 
-from paceline.core.options import split_options
-from paceline.drafters.combine.merged import Way
+from paceline.core.expressions import parse
 from paceline.registry import table
 from paceline.trees.choice import named_expansion
 
@@ -62,20 +61,18 @@ class Line:
     @property
     def guarantee(self) -> str:
         """Return what the registry says of the rule, and of the drafter where that is lossless."""
-        name = split_options("coupled" if self.verifier == "auto" else self.verifier, "verifier")[0]
+        name = parse("coupled" if self.verifier == "auto" else self.verifier, "verifier").name
         found = table.find("verifier", name).guarantee
         return "lossless" if found.startswith("lossless at") else found.split(":")[0]
 
     def methods(self) -> Iterator[tuple[table.Kind, str]]:
         """Yield kind and name of every method that the line uses."""
-        for part in re.split(r"[+>|]", self.drafter.replace(DRAFT, "draft-model")):
-            name, options = split_options(part, "drafter")
-            if name not in get_args(Way):
-                yield "drafter", name
-            if "growth" in options:
-                yield "growth", named_expansion(options["growth"]).name
+        for method in parse(self.named(True), "drafter").methods():
+            yield "drafter", method.name
+            if "growth" in method.options:
+                yield "growth", named_expansion(method.options["growth"]).name
         if self.verifier != "auto":
-            yield "verifier", split_options(self.verifier, "verifier")[0]
+            yield "verifier", parse(self.verifier, "verifier").name
         if self.controller != "auto":
             yield "controller", self.controller
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.core.options import split_options
+from paceline.core.expressions import parse
 from paceline.core.types import SamplingParams
 from paceline.engine.memory import keep_apart
 from paceline.errors import InvalidOption, PacelineError
@@ -76,9 +76,10 @@ def with_options(of: Sequence[Line], texts: Sequence[str]) -> list[Line]:
     """
     out = list(of)
     for text in texts:
-        name, options = split_options(text, "method")
-        alone = re.compile(rf"(?<![\w=-]){re.escape(name)}(?![\w:-])")
-        if not options or not any(alone.search(f"{each.drafter} {each.verifier}") for each in out):
+        named = parse(text, "method")
+        alone = re.compile(rf"(?<![\w=-]){re.escape(named.name)}(?![\w:-])")
+        found = any(alone.search(f"{each.drafter} {each.verifier}") for each in out)
+        if not named.options or not found:
             raise InvalidOption(
                 f"--with {text!r}: name a drafter or verifier that a line has without options, "
                 "as falcon:weights=FILE"
@@ -209,10 +210,9 @@ def trained_on(drafter: str, model: str) -> int | None:
 
     The weights that it names, or that ship for a target of that fingerprint.
     """
-    for part in re.split(r"[+>|]", drafter):
-        name, options = split_options(part, "drafter")
-        named = options.get("weights")
-        path = Path(named) if named else shipped_file(name, model)
+    for method in parse(drafter, "drafter").methods():
+        named = method.options.get("weights")
+        path = Path(named) if named else shipped_file(method.name, model)
         told = read_metadata(path).get("tokens", "") if path else ""
         if told.isdecimal():
             return int(told)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from paceline.core.options import require, split_options
+from paceline.core.expressions import parse
+from paceline.core.options import require
 from paceline.core.types import Attention, Denoises
 from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
@@ -42,7 +43,7 @@ def denoiser_options(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
     if given == "rows":
         return {"rows": "auto"}
     if isinstance(given, str):
-        given = split_options(f"denoiser:{given}", "denoiser")[1]
+        given = parse(f"denoiser:{given}", "denoiser").options
     return {name: _value(name, value) for name, value in (given or {}).items()}
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
-from paceline.core.options import split_options
+from paceline.core.expressions import Expression, parse
+from paceline.core.options import arguments
 from paceline.core.target import Target
 from paceline.core.types import Capabilities
 from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.combine.bandit import Choose
+from paceline.drafters.combine.fallback import FallbackDrafter
+from paceline.drafters.combine.merged import Merged
 from paceline.engine.by_temperature import ControllersByKind, DraftersByKind
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.source import drafting_denoiser, smaller_sibling
@@ -20,7 +24,6 @@ from paceline.networks.weights import shipped_file
 from paceline.policy.controller import Controller, ControllerContext, Fixed
 from paceline.registry import table as registry
 from paceline.registry import tuned_choice as tuned
-from paceline.registry.expressions import make_drafter
 from paceline.registry.loaded import Loaded
 from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Configuration
 from paceline.verifiers.base import Verifier
@@ -91,9 +94,7 @@ class SpeculationBuilder:
         # Rules for sampled drafts need other drafters than the tuned ones.
         saved = tuned.read(self._loaded.place) if None in self._rule.accepts else {}
         if self.draft_model is not None:  # it is there to be used
-            saved = {
-                k: each for k, each in saved.items() if "draft-model" in each.configuration.drafter
-            }
+            saved = {k: each for k, each in saved.items() if _reads_model(each.configuration)}
         if self._rule.greedy_only:
             saved = dict.fromkeys(TEMPERATURE_KINDS, saved["greedy"]) if "greedy" in saved else {}
         wanted = {kind: _under(choice.configuration, asked) for kind, choice in saved.items()}
@@ -149,9 +150,9 @@ class SpeculationBuilder:
         controller, nodes, depth = sought.controller, sought.nodes, sought.depth
         if controller == "auto":
             controller = "cost-model" if nodes is None and depth is None else "fixed"
-        sizing, options = split_options(controller, "controller")
-        create = registry.find("controller", sizing).load().create
-        context = ControllerContext(lambda: self._loaded.costs, nodes, depth, options)
+        sizing = parse(controller, "controller")
+        create = registry.find("controller", sizing.name).load().create
+        context = ControllerContext(lambda: self._loaded.costs, nodes, depth, sizing.options)
         sizes = create(context) if sought.drafter != "none" else Fixed(0, 0)
         if sought.drafter == "none":
             controller, nodes, depth = "fixed", 1, 1
@@ -159,7 +160,7 @@ class SpeculationBuilder:
         return Drafting(drafter, sizes, {**asdict(chosen), "auto": auto})
 
     def _drafter(self, name: str) -> Drafter:
-        drafter = make_drafter(name, self._context(name))
+        drafter = make_drafter(parse(name, "drafter"), self._context(name))
         if name != "none" and drafter.kind not in self._rule.accepts:
             takes = ", ".join(sorted(kind or "deterministic" for kind in self._rule.accepts))
             raise InvalidOption(
@@ -226,6 +227,31 @@ class SpeculationBuilder:
         return target
 
 
+_COMBINED: Mapping[str, Any] = {"|": Choose, ">": FallbackDrafter, "+": Merged}
+
+
+def make_drafter(expression: Expression, context: DrafterContext) -> Drafter:
+    """Build a drafter for a target; InvalidOption if unknown, or if parts cannot work together."""
+    if any(each.sign in ("+", "|") for each in (expression, *expression.parts)):
+        # Parts see each other's drafts and take all nodes for tokens.
+        context = replace(context, add_embeddings=None)
+    # All names first, since making a part may load a model.
+    names = [method.name for method in expression.methods()]
+    factories = {name: registry.find("drafter", name).load() for name in names}
+
+    def make(node: Expression) -> Drafter:
+        if not node.parts:
+            factory = factories[node.name]
+            return cast(Drafter, factory.create(replace(context, options=node.options)))
+        combined = _COMBINED[node.sign]
+        settings = {"way": node.name} if node.name and node.sign == "+" else {}
+        if node.options:
+            settings |= arguments(combined, "drafter", node.options, "way")
+        return cast(Drafter, combined([make(part) for part in node.parts], **settings))
+
+    return make(expression)
+
+
 def _none_below() -> NoReturn:
     raise InvalidOption(
         "what drafts at the bottom of a cascade has no draft model: use a drafter without one"
@@ -235,6 +261,11 @@ def _none_below() -> NoReturn:
 def has_coarser(capabilities: Capabilities) -> bool:
     """Return whether drafter "quantised" can draft for a target."""
     return capabilities.runtime == "cpu" and capabilities.precision == "fp32"
+
+
+def _reads_model(found: Configuration) -> bool:
+    methods = parse(found.drafter, "drafter").methods()
+    return any(method.name == "draft-model" for method in methods)
 
 
 def _under(found: Configuration, asked: Configuration) -> Configuration:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from paceline.core.cache import read_text
-from paceline.core.options import split_options
+from paceline.core.expressions import parse
 from paceline.core.target import BlockTarget, RuntimeOptions, TakesMaskRows
 from paceline.core.types import Denoising, SamplingParams
 from paceline.denoising.decoder import DenoisingDecoder
@@ -223,16 +223,16 @@ def make_engine(
         return _canvas_engine(loaded, canvas, limits)
     _check_autoregressive(loaded, canvas)
     verifier = "coupled" if verifier == "auto" else verifier
-    named, settings = split_options(verifier, "verifier")
+    named = parse(verifier, "verifier")
     rule = (
-        registry.find("verifier", named)
+        registry.find("verifier", named.name)
         .load()
         .create(
             VerifierContext(
                 loaded.target.capabilities,
                 loaded.source.fingerprint,
                 loaded.tokenizer.encode,
-                settings,
+                named.options,
             )
         )
     )

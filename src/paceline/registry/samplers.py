@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any, Literal
 
-from paceline.core.options import arguments, split_options
+from paceline.core.expressions import Expression, parse
+from paceline.core.options import arguments
 from paceline.core.types import Attention, Denoises, Denoising
 from paceline.denoising.caches import CachePlan
 from paceline.denoising.process import Sampler
@@ -23,15 +24,15 @@ DEFAULT_SAMPLERS: dict[Attention, str] = {
 }
 
 
-def make_sampler(expression: str, files: bool = True) -> Sampler:
+def make_sampler(text: str, files: bool = True) -> Sampler:
     """Build a sampler; InvalidOption names the part that is wrong.
 
     Without `files` options that name a file are refused, too.
     """
     made: Any = None
     names: set[str] = set()
-    for text in reversed(expression.split(">")):
-        factory, options = _found("sampler", text.strip(), files)
+    for method in reversed(parse(text, "sampler").methods()):
+        factory, options = _found("sampler", method, files)
         wraps = "inner" in inspect.signature(factory).parameters
         if wraps and made is None:
             raise InvalidOption(
@@ -39,7 +40,7 @@ def make_sampler(expression: str, files: bool = True) -> Sampler:
             )
         if made is not None and not (wraps and isinstance(made, Rule)):
             other = made.name if wraps else factory.name
-            raise InvalidOption(f"sampler '{other}' does not go into {expression!r}: leave it out")
+            raise InvalidOption(f"sampler '{other}' does not go into {text!r}: leave it out")
         if factory.name in names:
             raise InvalidOption(f"sampler '{factory.name}' stands twice: leave one out")
         names.add(factory.name)
@@ -50,15 +51,16 @@ def make_sampler(expression: str, files: bool = True) -> Sampler:
 
 def make_plan(text: str) -> CachePlan:
     """Build a cache plan; InvalidOption names the part that is wrong."""
-    factory, options = _found("cache", text, True)
+    factory, options = _found("cache", parse(text, "cache"), True)
     plan: CachePlan = factory(**options)
     return plan
 
 
-def _found(kind: Literal["sampler", "cache"], text: str, files: bool) -> tuple[Any, dict[str, Any]]:
-    name, options = split_options(text, kind)
-    factory = registry.find(kind, name).load()
-    return factory, arguments(factory, kind, options, "inner", files=files)
+def _found(
+    kind: Literal["sampler", "cache"], method: Expression, files: bool
+) -> tuple[Any, dict[str, Any]]:
+    factory = registry.find(kind, method.name).load()
+    return factory, arguments(factory, kind, method.options, "inner", files=files)
 
 
 class RegisteredParts:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from paceline.core.cache import cache_dir, unwritable, write_atomically
-from paceline.core.options import split_options
+from paceline.core.expressions import parse
 from paceline.errors import InvalidOption
 from paceline.registry import table as registry
-from paceline.registry.expressions import check_drafter
 from paceline.version import __version__
 
 Kind = Literal["greedy", "sampled"]
@@ -124,10 +123,10 @@ def _checked(content: Any, place: Mapping[str, object]) -> dict[Kind, Choice]:
 
 def _choice(content: Mapping[str, Any]) -> Choice:
     configuration = Configuration(**content["configuration"])
-    check_drafter(configuration.drafter)  # a plugin may be gone by now
-    controller = split_options(configuration.controller, "controller")[0]
-    if controller != "auto":
-        registry.find("controller", controller)
+    for drafter in parse(configuration.drafter, "drafter").methods():
+        registry.find("drafter", drafter.name)  # a plugin may be gone by now
+    if configuration.controller != "auto":
+        registry.find("controller", parse(configuration.controller, "controller").name)
     return Choice(configuration, content["evidence"])
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from paceline.core.options import arguments, require, split_options
+from paceline.core.expressions import parse
+from paceline.core.options import arguments, require
 from paceline.errors import InvalidOption
 
 # Logits per chunk: enough for a GPU, few enough for a CPU's cache.
@@ -305,7 +306,8 @@ def find_loss(text: str) -> Loss:
     Raises:
         InvalidOption: the loss or option is unknown, or a value is out of range.
     """
-    name, options = split_options(text, "loss")
-    if name not in _LOSSES:
-        raise InvalidOption(f"loss {name!r} is unknown: use {', '.join(_LOSSES)}")
-    return _LOSSES[name](**arguments(_LOSSES[name], "loss", options))
+    named = parse(text, "loss")
+    if named.name not in _LOSSES:
+        raise InvalidOption(f"loss {named.name!r} is unknown: use {', '.join(_LOSSES)}")
+    loss = _LOSSES[named.name]
+    return loss(**arguments(loss, "loss", named.options))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paceline.core.options import split_options
+from paceline.core.expressions import parse
 from paceline.core.processor import usable_threads
 from paceline.core.target import RuntimeOptions
 from paceline.core.types import LogitArray
@@ -82,8 +82,8 @@ class TrainingSetup:
 
     def network(self, text: str) -> Network:
         """Build a network from NAME:key=value,...; InvalidOption if it is unknown."""
-        name, sizes = split_options(text, "network")
-        return build(name, Geometry.of(self.source.config), sizes)
+        named = parse(text, "network")
+        return build(named.name, Geometry.of(self.source.config), named.options)
 
     def trainer(
         self,

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core import tree as trees
+from paceline.core.expressions import Way
 from paceline.core.target import Output
 from paceline.core.types import (
     ROOT,
@@ -24,7 +25,7 @@ from paceline.core.types import (
 )
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import MOST_PARTS
-from paceline.drafters.combine.merged import _LEVELS, Blended, Blender, Merged, Way, _scores
+from paceline.drafters.combine.merged import _LEVELS, Blended, Blender, Merged, _scores
 from paceline.errors import InvalidOption
 from paceline.policy.acceptance import HitRates
 from paceline.sampling.sequence import Sequence

@@ -10,6 +10,7 @@ import pytest
 from tests.drafters.combine.test_bandit import GREEDY, Clock, Guesses, decode
 from tests.drafters.combine.test_merged import start
 
+from paceline.cli.options import check_names
 from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import Budget, Needs, SamplingParams, TokenTree, Verdict
@@ -18,7 +19,6 @@ from paceline.drafters.combine.fallback import FallbackDrafter, weighed
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.errors import InvalidOption
 from paceline.policy.acceptance import Calibration
-from paceline.registry.expressions import check_drafter
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import walk
 
@@ -273,8 +273,8 @@ def test_drawn_drafts_and_lone_parts_are_refused() -> None:
 
 
 def test_names() -> None:
-    check_drafter("suffix-automaton>recycling+prompt-lookup|none")
+    check_names("auto", "suffix-automaton>recycling+prompt-lookup|none")
     with pytest.raises(InvalidOption, match="empty part"):
-        check_drafter("suffix-automaton>")
+        check_names("auto", "suffix-automaton>")
     with pytest.raises(InvalidOption, match="nonsense"):
-        check_drafter("suffix-automaton>nonsense")
+        check_names("auto", "suffix-automaton>nonsense")

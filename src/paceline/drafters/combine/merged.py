@@ -8,11 +8,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as List
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
 from paceline.core import tree as trees
+from paceline.core.expressions import Way
 from paceline.core.options import require
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, TokenTree, Verdict
@@ -82,9 +83,6 @@ def _scores(draft: TokenTree) -> list[float]:
     for parent in draft.parents.tolist():
         scores.append(UNSCORED * (1.0 if parent == ROOT else scores[parent]))
     return scores
-
-
-Way = Literal["blend", "graft", "fuse"]
 
 
 class Merged(CompositeDrafter):
