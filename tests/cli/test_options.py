@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import itertools
 import json
 from dataclasses import dataclass, field
 from inspect import signature
@@ -13,8 +12,6 @@ from typing import Annotated, Any, ClassVar
 
 import pytest
 import typer
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.cli import fakes
 from tests.cli.conftest import Command, one_line
 from tests.helpers.tiny_model import save_directory, tiny_config
@@ -24,63 +21,6 @@ from paceline.cli import options as o
 from paceline.errors import InvalidOption, PromptError
 from paceline.models.text import Tokenizer
 from paceline.registry import loading
-
-# Lists of drafters
-
-
-@pytest.mark.parametrize(
-    ("texts", "names"),
-    [
-        (["a"], ["a"]),
-        (["a,b , c"], ["a", "b", "c"]),
-        (["a", "b,c"], ["a", "b", "c"]),
-        (["a:x=1,y=2,b"], ["a:x=1,y=2", "b"]),
-        (["hydra:steps=4,growth=expand-rerank-4.6-0.02"],) * 2,
-        (["a:x=1, y = 2 ,z-w=3,b:q=4,r=5"], ["a:x=1,y = 2,z-w=3", "b:q=4,r=5"]),
-        (["graft:floor=0.3+a+b:x=1,y=2,c"], ["graft:floor=0.3+a+b:x=1,y=2", "c"]),
-        (["a:x=1,y=2>b:z=3,c"], ["a:x=1,y=2>b:z=3", "c"]),
-        (["choose:seed=1|a:x=1,y=2|b,c"], ["choose:seed=1|a:x=1,y=2|b", "c"]),
-        (["a:file=/x=y:z,n=2"], ["a:file=/x=y:z,n=2"]),
-        (["a:x=1", "y=2"], ["a:x=1", "y=2"]),  # options do not go over to another list
-        (["a,y=2"], ["a", "y=2"]),  # nor to a name that has none
-    ],
-)
-def test_lists_are_split_between_drafters_and_not_inside(texts: list[str], names: Any) -> None:
-    assert o.drafter_names(texts, "--drafters") == names
-
-
-keys = st.from_regex(r"[a-z][a-z_-]{0,5}", fullmatch=True)
-values = st.from_regex(r"[a-z0-9./-]{1,6}", fullmatch=True)
-drafters = st.builds(
-    lambda name, options: ":".join(
-        filter(None, (name, ",".join(f"{key}={value}" for key, value in options)))
-    ),
-    keys,
-    st.lists(st.tuples(keys, values), max_size=3),
-)
-
-
-@given(st.lists(drafters, min_size=1, max_size=5, unique=True), st.data())
-def test_joined_names_come_apart_again_however_they_were_given(
-    names: list[str], data: st.DataObject
-) -> None:
-    between = range(1, len(names))
-    chosen = data.draw(st.sets(st.sampled_from(between)) if between else st.just(set()))
-    cuts = [0, *sorted(chosen), len(names)]
-    texts = [",".join(names[begin:end]) for begin, end in itertools.pairwise(cuts)]
-    assert o.drafter_names(texts, "--drafters") == names
-
-
-@pytest.mark.parametrize("text", ["", "a,", ",a", "a,,b", " , "])
-def test_an_empty_name_is_an_error(text: str) -> None:
-    with pytest.raises(InvalidOption, match=r"--drafters .* has an empty name"):
-        o.drafter_names(["x", text], "--drafters")
-
-
-def test_a_name_given_twice_is_an_error() -> None:
-    with pytest.raises(InvalidOption, match="--drafters names a:x=1,y=2 twice"):
-        o.drafter_names(["a:x=1,y=2", "b,a:x=1,y=2"], "--drafters")
-
 
 # Blocks
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.expressions import Expression, parse, split_list
+from paceline.core.expressions import Expression, parse, split_lists
 from paceline.errors import InvalidOption
 
 
@@ -169,6 +170,49 @@ def test_any_text_is_a_tree_or_refused(text: str, kind: str) -> None:
     assert parse(tree.text, kind) == tree
 
 
-def test_lists_are_split_at_names() -> None:
-    assert split_list("graft:floor=0.3+a+b:x=1, y=2,c") == ["graft:floor=0.3+a+b:x=1,y=2", "c"]
-    assert split_list("a,y=2,") == ["a", "y=2", ""]
+# Lists
+
+
+@pytest.mark.parametrize(
+    ("texts", "names"),
+    [
+        (["a"], ["a"]),
+        (["a,b , c"], ["a", "b", "c"]),
+        (["a", "b,c"], ["a", "b", "c"]),
+        (["a:x=1,y=2,b"], ["a:x=1,y=2", "b"]),
+        (["hydra:steps=4,growth=expand-rerank-4.6-0.02"],) * 2,
+        (["a:x=1, y = 2 ,z-w=3,b:q=4,r=5"], ["a:x=1,y = 2,z-w=3", "b:q=4,r=5"]),
+        (["graft:floor=0.3+a+b:x=1,y=2,c"], ["graft:floor=0.3+a+b:x=1,y=2", "c"]),
+        (["a:x=1,y=2>b:z=3,c"], ["a:x=1,y=2>b:z=3", "c"]),
+        (["choose:seed=1|a:x=1,y=2|b,c"], ["choose:seed=1|a:x=1,y=2|b", "c"]),
+        (["a:file=/x=y:z,n=2"], ["a:file=/x=y:z,n=2"]),
+        (["a:x=1", "y=2"], ["a:x=1", "y=2"]),  # options do not go over to another list
+        (["a,y=2"], ["a", "y=2"]),  # nor to a name that has none
+    ],
+)
+def test_lists_are_split_between_drafters_and_not_inside(texts: list[str], names: Any) -> None:
+    assert split_lists(texts, "--drafters") == names
+
+
+@given(
+    st.lists(methods.map(lambda each: each.text), min_size=1, max_size=5, unique=True), st.data()
+)
+def test_joined_names_come_apart_again_however_they_were_given(
+    names: list[str], data: st.DataObject
+) -> None:
+    between = range(1, len(names))
+    chosen = data.draw(st.sets(st.sampled_from(between)) if between else st.just(set()))
+    cuts = [0, *sorted(chosen), len(names)]
+    texts = [",".join(names[begin:end]) for begin, end in itertools.pairwise(cuts)]
+    assert split_lists(texts, "--drafters") == names
+
+
+@pytest.mark.parametrize("text", ["", "a,", ",a", "a,,b", " , "])
+def test_an_empty_name_is_an_error(text: str) -> None:
+    with pytest.raises(InvalidOption, match=r"--drafters .* has an empty name"):
+        split_lists(["x", text], "--drafters")
+
+
+def test_a_name_given_twice_is_an_error() -> None:
+    with pytest.raises(InvalidOption, match="--drafters names a:x=1,y=2 twice"):
+        split_lists(["a:x=1,y=2", "b,a:x=1,y=2"], "--drafters")

@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import Interrupt, end, interruptible, print_json, progress_bar, remark
+from paceline.core.expressions import split_lists
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PromptError
 from paceline.measure.prompts import BUILT_IN, NOISE_TEXT, digest, read_prompts, spread
@@ -86,7 +87,7 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     # The baseline first.
-    names = list(dict.fromkeys(["none", *o.drafter_names(drafters or [_DRAFTERS], "--drafters")]))
+    names = list(dict.fromkeys(["none", *split_lists(drafters or [_DRAFTERS], "--drafters")]))
     checked = o.runtime_options(place, room)
     o.check_names(place.runtime, *names, speculation=rules)
     o.check_at_least_one(limit=limit, batch=batch)

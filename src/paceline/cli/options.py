@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from paceline.cli.output import remark
-from paceline.core.expressions import parse, split_list
+from paceline.core.expressions import parse
 from paceline.core.options import require
 from paceline.core.target import RuntimeOptions
 from paceline.core.types import SamplingParams
@@ -355,8 +355,8 @@ def check_names(
     if runtime != "auto":
         registry.find("runtime", runtime)
     for kind, text in named:
-        for method in parse(text, kind).methods() if text != "auto" else ():
-            registry.find(kind, method.name)
+        for name in parse(text, kind).names if text != "auto" else ():
+            registry.find(kind, name)
 
 
 def load(
@@ -403,17 +403,3 @@ def numbers(
     if not all(each >= least for each in found):
         raise InvalidOption(f"{option} takes numbers from {least:g} on, not {text!r}")
     return found
-
-
-def drafter_names(texts: Iterable[str], option: str) -> list[str]:
-    """Split lists of drafters; InvalidOption if a name is empty or given twice in `option`."""
-    names: list[str] = []
-    for text in texts:
-        mine = split_list(text)
-        if not all(mine):
-            raise InvalidOption(f"{option} {text!r} has an empty name: separate names by one comma")
-        names += mine
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidOption(f"{option} names {name} twice: name it once")
-    return names

@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import training_bar
+from paceline.core.expressions import split_lists
 from paceline.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def scaling(
     --networks or --seeds. With --keep-features the target reads each text once for all runs.
     """
     checked = o.runtime_options(computing)
-    names = o.drafter_names(networks or _NETWORKS, "--networks")
+    names = split_lists(networks or _NETWORKS, "--networks")
 
     from paceline.cli.output import print_json, remark
     from paceline.training.batches import hold_out

@@ -15,7 +15,7 @@ alone, as wrapper>rule, and all other kinds are one method, so that signs are te
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -23,30 +23,24 @@ from paceline.errors import InvalidOption
 
 Way = Literal["blend", "graft", "fuse"]
 
-# By kind, the loosest first.
+# Signs of a kind, the loosest first, and names that may stand first to say how parts combine.
 _SIGNS = {"drafter": "|>+", "sampler": ">"}
-
-# What may stand before the parts to say how they go together.
 _HEADS = {"|": ("choose",), "+": get_args(Way)}
-
-_OPTION = re.compile(r"\s*[\w-]+\s*=")
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A method, or `parts` with a `sign` between them.
-
-    Attributes:
-        text: as it was written.
-        name: of the method; of parts, what says how they go together, or empty.
-        options: of that name, as text.
-    """
+    """A method, or `parts` with a `sign` between them, and perhaps a name for how they combine."""
 
     text: str
     name: str = ""
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
     sign: str = ""
     parts: tuple[Expression, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return [method.name for method in self.methods()]
 
     def methods(self) -> list[Expression]:
         """Return all methods, from left to right."""
@@ -78,12 +72,23 @@ def parse(text: str, kind: str) -> Expression:
     return Expression(text, name, options)
 
 
-def split_list(text: str) -> list[str]:
-    """Split at the commas between names: "a:x=1,y=2,b" is two, since y=2 follows a colon."""
-    texts: list[str] = []
-    for item in text.split(","):
-        if texts and ":" in texts[-1] and _OPTION.match(item):
-            texts[-1] += f",{item.strip()}"
-        else:
-            texts.append(item.strip())
-    return texts
+def split_lists(texts: Iterable[str], option: str) -> list[str]:
+    """Split lists at the commas between names: "a:x=1,y=2,b" is two, since y=2 follows a colon.
+
+    InvalidOption if a name is empty or given twice in `option`.
+    """
+    names: list[str] = []
+    for text in texts:
+        mine: list[str] = []
+        for item in text.split(","):
+            if mine and ":" in mine[-1] and re.match(r"\s*[\w-]+\s*=", item):
+                mine[-1] += f",{item.strip()}"
+            else:
+                mine.append(item.strip())
+        if not all(mine):
+            raise InvalidOption(f"{option} {text!r} has an empty name: separate names by one comma")
+        names += mine
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidOption(f"{option} names {name} twice: name it once")
+    return names

@@ -78,8 +78,8 @@ def with_options(of: Sequence[Line], texts: Sequence[str]) -> list[Line]:
     for text in texts:
         named = parse(text, "method")
         alone = re.compile(rf"(?<![\w=-]){re.escape(named.name)}(?![\w:-])")
-        found = any(alone.search(f"{each.drafter} {each.verifier}") for each in out)
-        if not named.options or not found:
+        known = any(alone.search(f"{each.drafter} {each.verifier}") for each in out)
+        if not known or not named.options:
             raise InvalidOption(
                 f"--with {text!r}: name a drafter or verifier that a line has without options, "
                 "as falcon:weights=FILE"

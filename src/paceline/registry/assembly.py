@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn, cast
 
@@ -94,7 +94,8 @@ class SpeculationBuilder:
         # Rules for sampled drafts need other drafters than the tuned ones.
         saved = tuned.read(self._loaded.place) if None in self._rule.accepts else {}
         if self.draft_model is not None:  # it is there to be used
-            saved = {k: each for k, each in saved.items() if _reads_model(each.configuration)}
+            drafts = {k: parse(each.configuration.drafter, "drafter") for k, each in saved.items()}
+            saved = {k: saved[k] for k, each in drafts.items() if "draft-model" in each.names}
         if self._rule.greedy_only:
             saved = dict.fromkeys(TEMPERATURE_KINDS, saved["greedy"]) if "greedy" in saved else {}
         wanted = {kind: _under(choice.configuration, asked) for kind, choice in saved.items()}
@@ -227,23 +228,19 @@ class SpeculationBuilder:
         return target
 
 
-_COMBINED: Mapping[str, Any] = {"|": Choose, ">": FallbackDrafter, "+": Merged}
-
-
 def make_drafter(expression: Expression, context: DrafterContext) -> Drafter:
     """Build a drafter for a target; InvalidOption if unknown, or if parts cannot work together."""
     if any(each.sign in ("+", "|") for each in (expression, *expression.parts)):
         # Parts see each other's drafts and take all nodes for tokens.
         context = replace(context, add_embeddings=None)
     # All names first, since making a part may load a model.
-    names = [method.name for method in expression.methods()]
-    factories = {name: registry.find("drafter", name).load() for name in names}
+    factories = {name: registry.find("drafter", name).load() for name in expression.names}
 
     def make(node: Expression) -> Drafter:
         if not node.parts:
             factory = factories[node.name]
             return cast(Drafter, factory.create(replace(context, options=node.options)))
-        combined = _COMBINED[node.sign]
+        combined: Any = {"|": Choose, ">": FallbackDrafter, "+": Merged}[node.sign]
         settings = {"way": node.name} if node.name and node.sign == "+" else {}
         if node.options:
             settings |= arguments(combined, "drafter", node.options, "way")
@@ -261,11 +258,6 @@ def _none_below() -> NoReturn:
 def has_coarser(capabilities: Capabilities) -> bool:
     """Return whether drafter "quantised" can draft for a target."""
     return capabilities.runtime == "cpu" and capabilities.precision == "fp32"
-
-
-def _reads_model(found: Configuration) -> bool:
-    methods = parse(found.drafter, "drafter").methods()
-    return any(method.name == "draft-model" for method in methods)
 
 
 def _under(found: Configuration, asked: Configuration) -> Configuration:

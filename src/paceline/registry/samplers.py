@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Literal
+from typing import Any
 
 from paceline.core.expressions import Expression, parse
 from paceline.core.options import arguments
@@ -56,9 +56,7 @@ def make_plan(text: str) -> CachePlan:
     return plan
 
 
-def _found(
-    kind: Literal["sampler", "cache"], method: Expression, files: bool
-) -> tuple[Any, dict[str, Any]]:
+def _found(kind: registry.Kind, method: Expression, files: bool) -> tuple[Any, dict[str, Any]]:
     factory = registry.find(kind, method.name).load()
     return factory, arguments(factory, kind, method.options, "inner", files=files)
 

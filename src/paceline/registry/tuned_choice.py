@@ -123,8 +123,8 @@ def _checked(content: Any, place: Mapping[str, object]) -> dict[Kind, Choice]:
 
 def _choice(content: Mapping[str, Any]) -> Choice:
     configuration = Configuration(**content["configuration"])
-    for drafter in parse(configuration.drafter, "drafter").methods():
-        registry.find("drafter", drafter.name)  # a plugin may be gone by now
+    for drafter in parse(configuration.drafter, "drafter").names:
+        registry.find("drafter", drafter)  # a plugin may be gone by now
     if configuration.controller != "auto":
         registry.find("controller", parse(configuration.controller, "controller").name)
     return Choice(configuration, content["evidence"])

@@ -307,7 +307,7 @@ def find_loss(text: str) -> Loss:
         InvalidOption: the loss or option is unknown, or a value is out of range.
     """
     named = parse(text, "loss")
-    if named.name not in _LOSSES:
+    loss = _LOSSES.get(named.name)
+    if loss is None:
         raise InvalidOption(f"loss {named.name!r} is unknown: use {', '.join(_LOSSES)}")
-    loss = _LOSSES[named.name]
     return loss(**arguments(loss, "loss", named.options))

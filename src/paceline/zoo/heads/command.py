@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 import typer
 
 from paceline.cli import options as o
+from paceline.core.expressions import split_lists
 from paceline.errors import InvalidOption
 from paceline.version import __version__
 
@@ -249,7 +250,7 @@ class HeadOptions:
     @property
     def names(self) -> list[str]:
         """The drafters."""
-        return o.drafter_names([self.drafters], "--drafters")
+        return split_lists([self.drafters], "--drafters")
 
     @property
     def command(self) -> str:
