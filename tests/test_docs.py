@@ -172,6 +172,12 @@ def test_links_lead_somewhere(path: str) -> None:
             assert anchor in anchors(target), f"{link}#{anchor}"
 
 
+def test_the_site_has_every_page_once() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")]
+    assert sorted(re.findall(r"[\w/-]+\.md", nav)) == sorted(pages)
+
+
 @pytest.mark.parametrize("path", LIVING)
 def test_named_files_exist(path: str) -> None:
     text = FENCE.sub("", (ROOT / path).read_text())

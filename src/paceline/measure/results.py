@@ -39,6 +39,8 @@ FIELDS = ("title", "topic", "date", "commit", "machine", "command", "columns", "
 OPTIONAL = ("figures", "note", "since")
 MAX_FIGURES = 4
 SINCE = "**Since this was measured**"
+WORTH = 70
+"""Characters of a sentence that is said once for several tables; shorter ones are repeated."""
 
 _BLOCK = re.compile(r"<!-- results:([\w-]+) -->\n(.*?)<!-- /results -->", re.DOTALL)
 _INTERVAL = re.compile(r" \[([\d.]+), ([\d.]+)\]")
@@ -237,7 +239,7 @@ def _shared(texts: dict[str, list[str]]) -> list[str]:
     shared: dict[tuple[str, ...], list[str]] = {}
     for sentence in dict.fromkeys(itertools.chain(*texts.values())):
         names = tuple(name for name, said in texts.items() if sentence in said)
-        if len(names) > 1:
+        if len(names) > 1 and len(sentence) > WORTH:
             shared.setdefault(names, []).append(sentence)
     for names, said in shared.items():
         for name in names:
