@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from paceline.cli.app import app
+from paceline.cli.app import commands
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
@@ -25,7 +25,7 @@ same. Errors end as one line on standard error with exit code 2, Ctrl-C with 130
 
 def page() -> str:
     """Return the reference of all commands that the application holds, as Markdown."""
-    return _INTRODUCTION + "".join(_sections(typer.main.get_command(app), "paceline"))
+    return _INTRODUCTION + "".join(_sections(typer.main.get_command(commands()), "paceline"))
 
 
 def _sections(command: Any, path: str) -> Iterator[str]:

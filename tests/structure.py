@@ -102,7 +102,7 @@ def imports_of(module: str) -> Iterator[Import]:
     yield from visit(ast.parse(MODULES[module].read_text()), True)
 
 
-LATE = {"registry.table", "networks.catalogue", "proof.engine_factory"}
+LATE = {"registry.table", "networks.catalogue", "proof.engine_factory", "cli.app"}
 """Modules that import what a user or an entry of an index names."""
 
 

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import pytest
 import typer
 
-from paceline.cli.app import app
+from paceline.cli.app import commands
 from paceline.cli.methods import page
 from paceline.core.types import SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
@@ -187,7 +187,7 @@ def test_named_files_exist(path: str) -> None:
 
 @pytest.mark.parametrize("path", LIVING)
 def test_commands_that_pages_name_exist(path: str) -> None:
-    known: Any = typer.main.get_command(app)
+    known: Any = typer.main.get_command(commands())
     for words in re.findall(r"`paceline ((?:[a-z-]+ ?){1,2})", (ROOT / path).read_text()):
         command = known
         for word in words.split():

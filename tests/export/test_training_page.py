@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from paceline.cli.app import app
+from paceline.cli.app import commands
 from paceline.export.vllm import NETWORKS
 from paceline.networks.catalogue import names
 
@@ -33,7 +33,7 @@ def test_blocks_are_shell() -> None:
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_parse(line: str) -> None:
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(commands())
     _, *words = shlex.split(line)
     while words[0] in getattr(command, "commands", ()):
         command = command.commands[words.pop(0)]

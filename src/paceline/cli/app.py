@@ -8,37 +8,14 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 from typer.main import get_command
 
-from paceline.cli.audit import audit
-from paceline.cli.batch import batch
-from paceline.cli.bench import bench
-from paceline.cli.bench_batches import batches
-from paceline.cli.bench_methods import methods as bench_methods
-from paceline.cli.bench_parallel import parallel
-from paceline.cli.bounds import bounds
-from paceline.cli.chat import chat
-from paceline.cli.doctor import doctor
-from paceline.cli.export import export
-from paceline.cli.generate import generate
-from paceline.cli.index import index
-from paceline.cli.methods import methods
-from paceline.cli.pull import pull
-from paceline.cli.serve import serve
-from paceline.cli.train_canvas_filter import canvas_filter
-from paceline.cli.train_corpus import corpus
-from paceline.cli.train_data import data
-from paceline.cli.train_denoiser import denoiser
-from paceline.cli.train_drafter import drafter
-from paceline.cli.train_experts import experts
-from paceline.cli.train_heads import acceptance_head, head_preview
-from paceline.cli.train_scaling import scaling
-from paceline.cli.train_vocabulary import vocabulary
-from paceline.cli.tune import tune
 from paceline.errors import InvalidOption, PacelineError
 from paceline.version import __version__
 
@@ -50,81 +27,6 @@ READER_GONE = 141
 # The base of all usage errors. Typer exports its subclasses under stable names, but not itself.
 _UsageProblem = cast(type[Exception], typer.BadParameter.__mro__[2])
 
-app = typer.Typer(
-    name="paceline",
-    help="Faster decoding of language models with the same output.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-# `paceline train`: drafters, and what goes with them.
-train = typer.Typer(
-    name="train",
-    help="Train drafters (data, drafter), and small heads for drafters and verifiers.",
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-train.command("data")(data)
-train.command("corpus")(corpus)
-train.command("drafter")(drafter)
-train.command("denoiser")(denoiser)
-train.command("experts")(experts)
-train.command("acceptance-head")(acceptance_head)
-train.command("canvas-filter")(canvas_filter)
-train.command("head-preview")(head_preview)
-train.command("scaling")(scaling)
-train.command("vocabulary")(vocabulary)
-
-# `paceline bench`: drafters; and canvases.
-bench_group = typer.Typer(
-    name="bench",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-bench_group.callback()(bench)
-bench_group.command("batches")(batches)
-bench_group.command("methods")(bench_methods)
-bench_group.command("parallel")(parallel)
-
-for command in (
-    generate,
-    chat,
-    serve,
-    batch,
-    tune,
-    bounds,
-    doctor,
-    export,
-    index,
-    methods,
-    pull,
-):
-    app.command()(command)
-app.add_typer(bench_group)
-app.add_typer(audit)
-app.add_typer(train)
-
-
-def _add_plugins() -> None:
-    # An entry point of this group is a command; "train.NAME" belongs to `paceline train`.
-    places = {"": app, "audit": audit, "bench": bench_group, "train": train}
-    for point in entry_points(group="paceline.commands"):
-        place, _, name = point.name.rpartition(".")
-        try:
-            places[place].command(name)(point.load())
-        except Exception as error:
-            typer.echo(
-                f"paceline: warning: the command {point.value} cannot be loaded ({error}): mend "
-                "or uninstall it",
-                err=True,
-            )
-
-
-_add_plugins()
-
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -132,13 +34,100 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Faster decoding of language models with the same output."""
+
+
+# Each is imported when it is asked for. "train.NAME" belongs to `paceline train`.
+_COMMANDS = {
+    "generate": "paceline.cli.generate:generate",
+    "chat": "paceline.cli.chat:chat",
+    "serve": "paceline.cli.serve:serve",
+    "batch": "paceline.cli.batch:batch",
+    "tune": "paceline.cli.tune:tune",
+    "bounds": "paceline.cli.bounds:bounds",
+    "doctor": "paceline.cli.doctor:doctor",
+    "export": "paceline.cli.export:export",
+    "index": "paceline.cli.index:index",
+    "methods": "paceline.cli.methods:methods",
+    "pull": "paceline.cli.pull:pull",
+    "bench": "paceline.cli.bench:bench",
+    "bench.batches": "paceline.cli.bench_batches:batches",
+    "bench.methods": "paceline.cli.bench_methods:methods",
+    "bench.parallel": "paceline.cli.bench_parallel:parallel",
+    "audit": "paceline.cli.audit:audit",
+    "train.data": "paceline.cli.train_data:data",
+    "train.corpus": "paceline.cli.train_corpus:corpus",
+    "train.drafter": "paceline.cli.train_drafter:drafter",
+    "train.denoiser": "paceline.cli.train_denoiser:denoiser",
+    "train.experts": "paceline.cli.train_experts:experts",
+    "train.acceptance-head": "paceline.cli.train_heads:acceptance_head",
+    "train.canvas-filter": "paceline.cli.train_canvas_filter:canvas_filter",
+    "train.head-preview": "paceline.cli.train_heads:head_preview",
+    "train.scaling": "paceline.cli.train_scaling:scaling",
+    "train.vocabulary": "paceline.cli.train_vocabulary:vocabulary",
+}
+
+_GROUPS = ("bench", "audit", "train")
+
+_STYLE: dict[str, Any] = {
+    "rich_markup_mode": None,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+@cache
+def commands(first: str = "") -> typer.Typer:
+    """Return the command line: all of it, or what begins with a word, if anything does.
+
+    Entry points of group `paceline.commands` are commands, too, by the same names.
+    """
+    app = typer.Typer(
+        name="paceline",
+        help="Faster decoding of language models with the same output.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        **_STYLE,
+    )
+    app.callback()(_root)
+    bench = typer.Typer(name="bench", invoke_without_command=True, **_STYLE)
+    train = typer.Typer(
+        name="train",
+        help="Train drafters (data, drafter), and small heads for drafters and verifiers.",
+        **_STYLE,
+    )
+    places = {"": app, "bench": bench, "train": train}
+    alone = first in _COMMANDS and first not in _GROUPS  # then no plugin is of interest
+    found = () if alone else entry_points(group="paceline.commands")
+    plugins = [(each.name, each.value) for each in found]
+    known = [*_COMMANDS.items(), *plugins]
+    wanted = [each for each in known if each[0].partition(".")[0] == first] or known
+    for name, value in wanted:
+        place, _, last = name.rpartition(".")
+        try:
+            made = resolve_name(value)
+            if isinstance(made, typer.Typer):
+                places[name] = made
+            elif name == "bench":
+                bench.callback()(made)
+            else:
+                places[place].command(last)(made)
+        except Exception as error:
+            if (name, value) not in plugins:
+                raise
+            typer.echo(
+                f"paceline: warning: the command {value} cannot be loaded ({error}): mend "
+                "or uninstall it",
+                err=True,
+            )
+    for group in _GROUPS:
+        if any(name.partition(".")[0] == group for name, _ in wanted):
+            app.add_typer(places[group])
+    return app
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -153,9 +142,9 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
     try:
-        command = get_command(app)
-        _check_numbers(command)
         given = list(arguments) or ["--help"]
+        command = get_command(commands(given[0]))
+        _check_numbers(command)
         code = command(args=given, prog_name="paceline", standalone_mode=False)
         sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):
