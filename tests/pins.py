@@ -654,7 +654,7 @@ def canvases() -> Iterator[Pin]:
 def prints() -> Iterator[Pin]:
     for name, case in fingerprint.CASES.items():
 
-        def made(case: fingerprint.Case = case) -> str:
+        def made(case: fingerprint.TinyModel = case) -> str:
             return fingerprint.fingerprint(case.target())[:16]
 
         yield Pin(f"fingerprint/{name}", made, True)

@@ -138,6 +138,27 @@ def star_tuples(tree: ast.AST) -> Iterator[ast.Starred]:
                 yield each
 
 
+TWICE = {
+    "Block": "rows of a target; a rule that verifies by blocks",
+    "Choice": "an answer in OpenAI's words; a tuned drafter",
+    "Ops": "operations of models; of drafter networks",
+    "Sampler": "of tokens; of canvases, as `--sampler` has it",
+    "Threshold": "a rule for canvases; a tree expansion, both by that name",
+    "TopAndOne": "a tree expansion, and the rule for its drafts, both by that name",
+}
+"""Class names that may stand in two modules, and what each means there."""
+
+
+def namesakes() -> dict[str, list[str]]:
+    """Class names that stand in more than one place, with their modules."""
+    found: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module)
+    return {name: modules for name, modules in found.items() if len(modules) > 1}
+
+
 def docstring_lines(tree: ast.AST) -> int:
     """Lines of strings that stand alone: docstrings, and those after an attribute."""
     return sum(

@@ -104,6 +104,11 @@ def test_an_unpacked_literal_is_seen() -> None:
     assert not list(structure.star_tuples(ast.parse("f(*names); x = (*(n for n in names), b)")))
 
 
+def test_a_class_name_stands_once() -> None:
+    assert structure.namesakes().keys() == structure.TWICE.keys()
+    assert len(structure.TWICE) <= 15
+
+
 def test_names_in_backticks_stand_for_something() -> None:
     """In docstrings and comments; `names.FOREIGN` lists those of others' code."""
     found = list(names.mentions())

@@ -23,7 +23,7 @@ from paceline.errors import EngineFailed, PacelineError
 from paceline.measure.machine import dumps
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
-from paceline.proof.checks import Plan
+from paceline.proof.checks import AuditExtent
 from paceline.proof.engine_factory import folder
 from paceline.proof.outside import run
 
@@ -74,7 +74,7 @@ CONFIGURATIONS: dict[str, tuple[str, Mapping[str, str]]] = {
 """Engine and options by name."""
 
 
-def audit(name: str, plan: Plan, coarse: Path, threads: int | None) -> dict[str, Any]:
+def audit(name: str, plan: AuditExtent, coarse: Path, threads: int | None) -> dict[str, Any]:
     """Audit one configuration.
 
     Raises:
@@ -100,7 +100,7 @@ def _progress(name: str) -> Any:
 
 def main() -> None:
     """Run what has no result yet and write the tables."""
-    usual = Plan()
+    usual = AuditExtent()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for results")
     parser.add_argument("--only", nargs="+", choices=CONFIGURATIONS, help="these alone")
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--greedy-prompts", type=int, default=usual.greedy_prompts)
     parser.add_argument("--threads", type=int, help="of engines that can be told")
     arguments = parser.parse_args()
-    plan = Plan(samples=arguments.samples, greedy_prompts=arguments.greedy_prompts)
+    plan = AuditExtent(samples=arguments.samples, greedy_prompts=arguments.greedy_prompts)
     arguments.out.mkdir(parents=True, exist_ok=True)
     coarse = coarse_gguf(resolve(DEFAULT_MODEL).path, folder())
     wanted = arguments.only or list(CONFIGURATIONS)

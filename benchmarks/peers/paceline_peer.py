@@ -33,7 +33,7 @@ def main() -> None:
     from paceline.core.target import RuntimeOptions
     from paceline.engine.memory import keep_apart
     from paceline.measure.run import read_alike
-    from paceline.proof.audited_engine import Request
+    from paceline.proof.audited_engine import SeededRequest
     from paceline.proof.engine_factory import PacelineEngine
     from paceline.registry.loading import load_model, make_engine
 
@@ -69,7 +69,7 @@ def main() -> None:
     def continuations(
         prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]
     ) -> Continuations:
-        ask = Request(tuple(prompt), speculation, temperature, tokens, tuple(seeds))
+        ask = SeededRequest(tuple(prompt), speculation, temperature, tokens, tuple(seeds))
         return [list(map(int, row)) for row in audited().continuations(ask)], None
 
     def distribution(prompt: list[int], temperature: float) -> Distribution:

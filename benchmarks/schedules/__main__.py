@@ -31,7 +31,7 @@ from paceline.registry.loading import load_draft, load_model
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
 from paceline.zoo.schedules.dovetail import Dovetail
-from paceline.zoo.schedules.drafting import Chains, Here, Process, Reply
+from paceline.zoo.schedules.drafting import ChainDrafting, DraftProcess, Here, Reply
 from paceline.zoo.schedules.easyspec import EasySpec, FuzzyChains
 from paceline.zoo.schedules.mirror import Mirror
 from paceline.zoo.schedules.pearl import Pearl
@@ -58,10 +58,10 @@ RUNS = (
 )
 
 
-class _Timed(Process):
+class _Timed(DraftProcess):
     # Notes the processor seconds of each answer.
 
-    def __init__(self, chains: Chains) -> None:
+    def __init__(self, chains: ChainDrafting) -> None:
         super().__init__(chains)
         self.work: list[float] = []
 
@@ -97,7 +97,7 @@ def fuzzy(names: tuple[str, str], facts: dict[str, Any], prompts: int) -> None:
         prompt = loaded.tokenizer.prompt(question)
         for group in GROUPS:
             print(f"easyspec:group={group}", file=sys.stderr)
-            chains = FuzzyChains(draft, group=group) if group > 1 else Chains(draft)
+            chains = FuzzyChains(draft, group=group) if group > 1 else ChainDrafting(draft)
             drafter = EasySpec(Here(chains), window=3)
             stats = _decode(loaded.target, prompt, drafter, params)[0].stats
             counts = [stats.target_forwards, stats.drafted_tokens, stats.accepted_tokens]
@@ -115,7 +115,7 @@ def measure(names: tuple[str, str], tokens: int, prompts: int, turns: int) -> di
     draft: Any = load_draft(loaded, names[1], progress=False).target
     target: Any = loaded.target
     draft.threads = 1
-    worker, here = _Timed(Chains(draft)), Here(Chains(draft))
+    worker, here = _Timed(ChainDrafting(draft)), Here(ChainDrafting(draft))
     layers = loaded.source.config.layers
     params = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
     makers: dict[str, Callable[[int, int], Drafter]] = {

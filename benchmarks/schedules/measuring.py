@@ -18,7 +18,7 @@ from paceline.core.types import LogitArray, SamplingParams
 from paceline.sampling.randomness import KeyedRandomness
 from paceline.sampling.sampler import top_k_ids
 from paceline.sampling.sequence import Sequence
-from paceline.zoo.schedules.drafting import Ask, Process
+from paceline.zoo.schedules.drafting import DraftProcess, DraftRequest
 
 
 def truth_of(
@@ -86,7 +86,7 @@ def curve(
 
 
 def side_by_side(
-    target: Target, worker: Process, text: List[int], repeats: int = 5
+    target: Target, worker: DraftProcess, text: List[int], repeats: int = 5
 ) -> tuple[float, float, float, float]:
     """Measure target forward and draft forward, seconds alone, then both at once, by turns."""
     worker.open(0, text, len(text), SamplingParams(), KeyedRandomness(0))
@@ -101,8 +101,8 @@ def side_by_side(
         target.truncate(cache, len(text) - 1)
         return seconds
 
-    def asked() -> list[Ask]:
-        return [Ask(0, tuple(text), 8)]
+    def asked() -> list[DraftRequest]:
+        return [DraftRequest(0, tuple(text), 8)]
 
     found: list[list[float]] = [[], [], [], []]
     for _ in range(repeats):

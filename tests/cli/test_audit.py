@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Command, one_line
 
 from paceline.proof import cases, controls
-from paceline.proof.audited_engine import Request, Token
+from paceline.proof.audited_engine import SeededRequest, Token
 from paceline.proof.cases import Control, draft_sampling
 from paceline.proof.controls import CONTROLS
 from paceline.proof.negative import AlwaysAccepts
@@ -137,12 +137,12 @@ def test_mistakes_end_in_one_line(arguments: tuple[str, ...], says: str, command
     assert says.lower() in outcome.err.lower()
 
 
-def honest(ask: Request) -> list[list[Token]]:
+def honest(ask: SeededRequest) -> list[list[Token]]:
     """Speculation changes nothing."""
     return [[(seed * 7919 + at) % 5 for at in range(ask.tokens)] for seed in ask.seeds]
 
 
-def biased(ask: Request) -> list[list[Token]]:
+def biased(ask: SeededRequest) -> list[list[Token]]:
     """Speculation favours one token."""
     rows = honest(ask)
     return [[0] * len(row) for row in rows] if ask.speculation and ask.temperature else rows

@@ -32,7 +32,7 @@ def test_every_method_has_a_line() -> None:
 
 
 @pytest.mark.parametrize("line", methods.lines(), ids=lambda line: line.system)
-def test_lines_name_what_there_is(line: methods.Line) -> None:
+def test_lines_name_what_there_is(line: methods.Claim) -> None:
     assert line.claim
     assert line.why
     assert line.guarantee.startswith(("lossless", "lossy"))
@@ -105,7 +105,7 @@ def test_lines_say_how_long_weights_were_trained(tmp_path: Path) -> None:
     assert methods.trained_on("falcon:growth=dynamic", "2807449613cbb055") is None
     assert methods.trained_on("suffix-automaton>eagle3", "2807449613cbb055") == 778249
     [falcon] = methods.chosen(["falcon"], [])
-    cell = methods.Cell(falcon.system, methods.HERE, 1)
+    cell = methods.Measurement(falcon.system, methods.HERE, 1)
     figures = {
         "acceptance_by_depth": [0.5],
         "block_efficiency": 1.5,
@@ -130,7 +130,9 @@ def test_both_temperatures_but_for_a_rule_that_is_greedy(
         ("Greedy rule", False),
     }
     jacobi, greedy = methods.chosen(["jacobi", "greedy rule"], [])
-    own, turned = (methods.Cell(jacobi.system, methods.HERE, 1, each) for each in (False, True))
+    own, turned = (
+        methods.Measurement(jacobi.system, methods.HERE, 1, each) for each in (False, True)
+    )
     assert not methods.exact(jacobi, own), "p/q keeps the distribution, not the text"
     assert methods.exact(jacobi, turned)
     assert methods.exact(greedy, own)

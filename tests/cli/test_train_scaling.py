@@ -18,7 +18,7 @@ from tests.helpers.tiny_model import save_directory, tiny_config
 from paceline.measure.log_linear import fit_log_linear
 from paceline.models.source import resolve
 from paceline.training.data import Shards, Text
-from paceline.training.run import Report
+from paceline.training.run import TrainingStep
 from paceline.training.trainer import Trainer
 
 SMALL, MIDDLE, LARGE = (f"hydra:steps=2,hidden={n},ffn_size={n}" for n in (8, 16, 32))
@@ -51,12 +51,12 @@ def study(command: Command, model: Path, data: Path, tmp_path: Path):
 
 
 @pytest.fixture
-def updates(monkeypatch: pytest.MonkeyPatch) -> list[Report]:
+def updates(monkeypatch: pytest.MonkeyPatch) -> list[TrainingStep]:
     """Every update that is made, of whichever run."""
-    seen: list[Report] = []
+    seen: list[TrainingStep] = []
     genuine = Trainer.run
 
-    def run(self: Trainer) -> Iterator[Report]:
+    def run(self: Trainer) -> Iterator[TrainingStep]:
         for report in genuine(self):
             seen.append(report)
             yield report
@@ -71,7 +71,7 @@ def report(outcome: Outcome) -> dict:
 
 
 def test_laws_are_those_of_the_runs_and_a_larger_study_takes_up_a_smaller_one(
-    study, updates: list[Report], tmp_path: Path
+    study, updates: list[TrainingStep], tmp_path: Path
 ) -> None:
     first = report(study("--json", "--seeds", "2", tokens="100,0.2k"))
     assert [(run["budget"], run["seed"]) for run in first["runs"]] == [
@@ -110,7 +110,7 @@ def test_laws_are_those_of_the_runs_and_a_larger_study_takes_up_a_smaller_one(
 
 
 def test_a_stopped_study_goes_on_and_ends_like_one_that_was_not(
-    study, updates: list[Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study, updates: list[TrainingStep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = report(study("--json"))
     (tmp_path / "study").rename(tmp_path / "whole")
@@ -146,7 +146,7 @@ def test_a_stopped_study_goes_on_and_ends_like_one_that_was_not(
     ids=lambda other: other[0] if other else "same",
 )
 def test_results_of_another_recipe_are_not_taken(
-    study, updates: list[Report], other: tuple[str, ...]
+    study, updates: list[TrainingStep], other: tuple[str, ...]
 ) -> None:
     first = report(study("--json", tokens="100"))
     assert len(updates) == first["runs"][0]["steps"]

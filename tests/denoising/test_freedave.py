@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.canvases import decode, decoder_of, finish, start
 
 from paceline.core.types import Denoising
-from paceline.denoising.samplers.freedave import Lookahead
+from paceline.denoising.samplers.freedave import StateLookahead
 from paceline.errors import InvalidOption
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 
@@ -108,4 +108,4 @@ def test_what_it_cannot_wrap_is_an_error():
     decoder = decoder_of(target)
     sequence = start(target, Denoising("freedave>counts"))
     finish(decoder, [sequence])
-    assert isinstance(sequence.work.process, Lookahead)
+    assert isinstance(sequence.work.process, StateLookahead)

@@ -14,7 +14,7 @@ from tests.models.test_denoisers import GOLDEN, save, target
 from paceline.core.types import Denoises, Denoising, SamplingParams
 from paceline.denoising.caches import CachePlan
 from paceline.denoising.decoder import DenoisingDecoder
-from paceline.denoising.process import Choice, Sampler, View, best
+from paceline.denoising.process import Decision, Sampler, View, best
 from paceline.denoising.unmasking import Rule
 from paceline.engine.stopping import StopRules
 from paceline.models.source import resolve
@@ -41,9 +41,9 @@ class Scheduled(Rule):
     def begin(self, canvas: Any) -> list[int]:
         return list(self._counts)
 
-    def choose(self, view: View, state: list[int]) -> Choice:
+    def choose(self, view: View, state: list[int]) -> Decision:
         worth = -view.entropy if self._by == "entropy" else getattr(view, self._by)
-        return Choice(best(worth, state.pop(0)))
+        return Decision(best(worth, state.pop(0)))
 
 
 class Given(RegisteredParts):

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import LogitArray
-from paceline.native.library import Matrix, address, library
+from paceline.native.library import CMatrix, address, library
 
 
-def read_rows(matrix: Matrix, rows: npt.NDArray[np.int64]) -> LogitArray:
+def read_rows(matrix: CMatrix, rows: npt.NDArray[np.int64]) -> LogitArray:
     """Return rows of a packed matrix as float32 `[rows, inputs]`."""
     loaded = library()
     assert loaded is not None

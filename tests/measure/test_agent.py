@@ -24,8 +24,8 @@ from paceline.measure.agent import (
     TASKS,
     WORKERS,
     AgentLoop,
+    AgentTask,
     Stage,
-    Task,
     plan_steps,
     stages,
 )
@@ -58,7 +58,7 @@ def test_plans_are_read_leniently(plan: str, steps: list[str]) -> None:
     assert plan_steps(plan, OTHERWISE) == steps
 
 
-def played(task: Task, answers: Sequence[str]) -> list[Stage]:
+def played(task: AgentTask, answers: Sequence[str]) -> list[Stage]:
     """Stages when prompts are answered by `answers`, in order."""
     left, texts = stages(task), iter(answers)
     out = [next(left)]
@@ -74,7 +74,7 @@ def text(prompt: Prompt) -> str:
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_later_prompts_quote_earlier_answers(task: Task) -> None:
+def test_later_prompts_quote_earlier_answers(task: AgentTask) -> None:
     answers = ["1. apples\n2. pears", "PART ONE", "PART TWO", "PART THREE", "DRAFT", "END"]
     made = played(task, answers)
     assert [stage.category for stage in made] == ["plan", "work"] + ["refine"] * ROUNDS

@@ -14,7 +14,7 @@ from paceline.cli.app import run
 from paceline.errors import InvalidOption
 from paceline.measure import parallel as bench
 from paceline.measure.kept import Kept
-from paceline.measure.parallel import Bench, Cell, Record, Row, Setting, area, total_correlation
+from paceline.measure.parallel import Bench, Cell, CellRecord, Row, Setting, area, total_correlation
 
 CELLS = [Cell(task, 0, seed, 2) for task in ("copy", "sort") for seed in (0, 1)]
 SETTINGS = [Setting("autoregressive"), Setting("counts", 4), Setting("threshold:tau=0", 4)]
@@ -64,7 +64,7 @@ def test_at_temperature_one_the_divergence_is_that_of_the_samples(engines):
 def test_a_run_goes_on_where_it_stopped(engines, tmp_path):
     path = tmp_path / "out" / "records.jsonl"
 
-    def kept(cases: int = 3) -> Kept[Record]:
+    def kept(cases: int = 3) -> Kept[CellRecord]:
         return Kept(path, {"cases": cases}, bench.read_record)
 
     with kept() as begun:
@@ -124,9 +124,9 @@ def test_the_area_is_that_under_the_frontier():
 
 
 def test_spreads_and_orders_by_template():
-    def record(setting: str, template: int, seed: int, strict: int) -> Record:
+    def record(setting: str, template: int, seed: int, strict: int) -> CellRecord:
         cell = Cell("copy", template, seed, 1)
-        return Record(setting, cell, 10, strict, strict, strict, 1, 1, 1, 1.0, 0.0, None)
+        return CellRecord(setting, cell, 10, strict, strict, strict, 1, 1, 1, 1.0, 0.0, None)
 
     records = [
         record("a", 0, 0, 9),

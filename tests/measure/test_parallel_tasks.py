@@ -10,7 +10,7 @@ from paceline.errors import InvalidOption
 from paceline.measure.parallel_tasks import (
     NAMES,
     TASKS,
-    Case,
+    Exercise,
     Problem,
     cases,
     grade,
@@ -22,9 +22,9 @@ from paceline.measure.parallel_tasks import (
 )
 
 
-def case(task: str, answer: str = "", **fields: str) -> Case:
+def case(task: str, answer: str = "", **fields: str) -> Exercise:
     problem = Problem(fields, tuple(answer.split()), "")
-    return Case(task, 0, "", answer, problem)
+    return Exercise(task, 0, "", answer, problem)
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -17,7 +17,7 @@ from paceline.errors import ModelError
 from paceline.models.config import ModelConfig
 from paceline.models.families import gguf_config, hf_config
 from paceline.models.ops import Experts
-from paceline.proof.fingerprint import Case, RandomWeights
+from paceline.proof.fingerprint import RandomWeights, TinyModel
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.reference.ops import ReferenceOps
 from paceline.runtimes.reference.target import ReferenceTarget
@@ -39,7 +39,7 @@ class Weights(RandomWeights):
 
 
 def model(family: str) -> tuple[ModelConfig, Weights]:
-    config = Case(family, ("F32",)).config
+    config = TinyModel(family, ("F32",)).config
     return config, Weights(config, ("F32",))
 
 
@@ -150,7 +150,7 @@ def test_rows_of_a_real_forward_use_different_experts() -> None:
 
 
 def test_models_without_experts_have_no_routes() -> None:
-    target = Case("llama", ("F32",)).target()
+    target = TinyModel("llama", ("F32",)).target()
     found(target)
     assert target.routes() == []
 

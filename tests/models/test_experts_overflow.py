@@ -24,7 +24,7 @@ from paceline.engine.stopping import StopRules
 from paceline.errors import BadLogits, PacelineError
 from paceline.policy.controller import Fixed
 from paceline.proof.cases import FunctionDrafter
-from paceline.proof.fingerprint import Case
+from paceline.proof.fingerprint import TinyModel
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.verifiers.matching import Coupled
 
@@ -60,7 +60,7 @@ class Odd(Weights):
 
 
 def target(family: str, **parts: float) -> CpuTarget:
-    config = Case(family, ("F32",)).config
+    config = TinyModel(family, ("F32",)).config
     return CpuTarget(config, Odd(config, **parts), "fp32", kv_tokens=1024)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from paceline.native.library import Matrix
+from paceline.native.library import CMatrix
 from paceline.native.packed import KINDS, Packed
 
 # Where the half-precision scales of a block of 256 lie.
@@ -31,7 +31,7 @@ def blocks(kind: str, outputs: int, inputs: int, seed: int = 0) -> tuple[Any, An
     return raw, gguf.dequantize(raw, number).reshape(outputs, inputs).astype(np.float32)
 
 
-def packed(to: Packed, kind: str, matrix: Any, **more: Any) -> Matrix:
+def packed(to: Packed, kind: str, matrix: Any, **more: Any) -> CMatrix:
     """float32 `[outputs, inputs]`, in a format that the `gguf` package writes."""
     raw = gguf.quantize(np.ascontiguousarray(matrix), gguf.GGMLQuantizationType[kind])
     return to.matrix(kind, np.ascontiguousarray(raw).view(np.uint8), matrix.shape[1], **more)

@@ -13,10 +13,10 @@ from paceline.core import tree as trees
 from paceline.core.target import Block, Pass
 from paceline.core.types import ROOT, TokenTree
 from paceline.models import ops
-from paceline.native.library import KV_DTYPES, Heads, KvDtype
+from paceline.native.library import KV_DTYPES, CHeads, KvDtype
 from paceline.native.packed import Packed, rotary_table
 from paceline.native.program import Columns, Program
-from paceline.runtimes.cpu.target import Batch
+from paceline.runtimes.cpu.target import ForwardBatch
 from paceline.runtimes.kv_cache import BlockPool, PagedCache
 from paceline.runtimes.passes import pass_mask, pass_positions, pass_tokens
 from paceline.runtimes.reference.ops import ReferenceOps
@@ -73,7 +73,7 @@ class Layer:
     threads: int
     packed: Packed
 
-    def run(self, batch: Batch, qkv: Any) -> Any:
+    def run(self, batch: ForwardBatch, qkv: Any) -> Any:
         """float32 `[rows, heads * width]`."""
         rows = {"rows": len(qkv)}
         self.program.run(rows, batch.inputs(), self.threads)  # makes room for the rows
@@ -94,7 +94,7 @@ def layer(
     norms = [*sizes.norms.values()] or [None, None]
     dtype = np.float32 if kept == "fp32" else np.float16
     pool = BlockPool(1, sizes.kv_heads, sizes.width, 200, keep=0, dtype=dtype)
-    heads = Heads(
+    heads = CHeads(
         sizes.heads,
         sizes.kv_heads,
         sizes.width,
@@ -122,7 +122,7 @@ def random_rows(sizes: Sizes, count: int, seed: int = 1) -> Any:
 def committed(made: Layer, rows: Any) -> PagedCache:
     """A sequence of those rows."""
     cache = PagedCache(made.pool)
-    batch = Batch()
+    batch = ForwardBatch()
     batch.add(cache, [0] * len(rows), trees.EMPTY)
     made.run(batch, rows)
     cache.length = len(rows)
@@ -131,7 +131,7 @@ def committed(made: Layer, rows: Any) -> PagedCache:
 
 def drafted(made: Layer, cache: PagedCache, draft: TokenTree, rows: Any) -> Any:
     """One committed row and a draft behind it."""
-    batch = Batch()
+    batch = ForwardBatch()
     batch.add(cache, [0], draft)
     return made.run(batch, rows)
 
@@ -171,7 +171,7 @@ def test_it_is_the_reference(name: str, length: int, kept: KvDtype) -> None:
     rows = random_rows(sizes, length + 1 + len(TREE))
     expected, _ = reference(sizes, rows, length + 1, TREE, kept)
     cache = PagedCache(made.pool)
-    batch = Batch()
+    batch = ForwardBatch()
     batch.add(cache, [0] * length, trees.EMPTY)
     first = made.run(batch, rows[:length])
     cache.length = length
@@ -189,7 +189,7 @@ def test_of_last_rows_alone_it_is_the_same(kept: KvDtype) -> None:
     prompts, more = random_rows(sizes, ends[-1]), random_rows(sizes, 1 + len(TREE), seed=2)
 
     def run(every: int) -> tuple[Any, Any]:
-        caches, batch = [PagedCache(made.pool) for _ in lengths], Batch()
+        caches, batch = [PagedCache(made.pool) for _ in lengths], ForwardBatch()
         for cache, length in zip(caches, lengths, strict=True):
             batch.add(cache, [0] * length, trees.EMPTY)
         made.run(batch, random_rows(sizes, ends[-1], seed=7))  # what is left is not these results
@@ -254,14 +254,14 @@ def test_company_threads_and_chunks_change_no_bit(kept: KvDtype) -> None:
     for threads in (1, 2, 3, 4):
         made = layer(sizes, kept, threads)
         alone = [drafted(made, committed(made, prompt), TREE, more) for prompt in prompts]
-        batch = Batch()
+        batch = ForwardBatch()
         for prompt in prompts:
             batch.add(committed(made, prompt), [0], TREE)
         company = made.run(batch, np.concatenate([more] * len(prompts)))
         assert np.array_equal(company, np.concatenate(alone))
         pieces = PagedCache(made.pool)
         for begin, end in ((0, 1), (1, 38), (38, 290), (290, 399), (399, 400)):
-            batch = Batch()
+            batch = ForwardBatch()
             batch.add(pieces, [0] * (end - begin), trees.EMPTY)
             made.run(batch, prompts[-1][begin:end])
             pieces.length = end
@@ -277,7 +277,7 @@ def test_the_order_of_keys_matters_to_the_last_bit(kept: KvDtype) -> None:
     made = layer(sizes, kept)
     prompt, more = random_rows(sizes, 200), random_rows(sizes, 1 + len(TREE), seed=2)
     honest = drafted(made, committed(made, prompt), TREE, more)
-    swapped = Batch()
+    swapped = ForwardBatch()
     swapped.add(committed(made, prompt), [0], TREE)
     node = 6  # on a path apart from the one that is stored first
     begin = swapped._rows[6 * (node + 1) + 4]

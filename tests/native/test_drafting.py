@@ -9,8 +9,8 @@ import pytest
 from tests.native import formats
 
 from paceline.native import draft_program
-from paceline.native.draft_program import PICKED, DraftProgram, Drawn, Operand, noise_records
-from paceline.native.library import KV_DTYPES, Heads
+from paceline.native.draft_program import PICKED, ChainNoise, DraftProgram, Operand, noise_records
+from paceline.native.library import KV_DTYPES, CHeads
 from paceline.native.packed import Packed
 from paceline.native.program import Columns
 from paceline.sampling.gumbel import GumbelNoise
@@ -19,9 +19,9 @@ RNG = np.random.default_rng(7)
 WIDTH = 32
 
 
-def program(heads: Heads | None = None) -> DraftProgram:
+def program(heads: CHeads | None = None) -> DraftProgram:
     return DraftProgram(
-        Packed(), heads or Heads(2, 1, 16, KV_DTYPES["fp32"], 1e-5, 0.25, 0, 16), 64
+        Packed(), heads or CHeads(2, 1, 16, KV_DTYPES["fp32"], 1e-5, 0.25, 0, 16), 64
     )
 
 
@@ -118,7 +118,7 @@ def test_tokens_are_drawn_with_the_noise_of_their_positions(size: int) -> None:
     made = program()
     at = loaded(made, "logits", "rows", size)
     drawn, plain = (made.buffer("rows", PICKED) for _ in range(2))
-    made.pick(at, ids, drawn, Drawn("noise", depth, first, slots))
+    made.pick(at, ids, drawn, ChainNoise("noise", depth, first, slots))
     made.pick(at, ids, plain)
     records = noise_records(keys, temperature, depth)
     noise = np.concatenate([records, np.zeros_like(records)]).ravel()
@@ -178,7 +178,7 @@ def test_rows_are_unfolded_into_slots() -> None:
 def test_slots_attend_to_one_another_both_ways(heads: int, kv_heads: int, width: int) -> None:
     """Each sequence's alone."""
     sequences, slots = 3, 5
-    made = program(Heads(heads, kv_heads, width, KV_DTYPES["fp32"], 1e-5, width**-0.5, 0, width))
+    made = program(CHeads(heads, kv_heads, width, KV_DTYPES["fp32"], 1e-5, width**-0.5, 0, width))
     columns = (heads + 2 * kv_heads) * width
     at = loaded(made, "qkv", "wide", columns)
     to = made.buffer("wide", heads * width)

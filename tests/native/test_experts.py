@@ -11,7 +11,7 @@ import pytest
 from tests.native import formats
 
 from paceline.models.ops import Experts
-from paceline.native.library import Matrix
+from paceline.native.library import CMatrix
 from paceline.native.packed import Packed
 from paceline.native.program import GATES, Program
 from paceline.runtimes.reference.formats import matrix
@@ -43,7 +43,7 @@ class Mixture:
         inner = formats.width_of(kind, 3)
         packed = Packed()
         self.known: dict[str, Any] = {}
-        matrices: list[list[Matrix]] = []
+        matrices: list[list[CMatrix]] = []
         for part, (outputs, inputs) in enumerate(((inner, width), (inner, width), (width, inner))):
             made = [formats.blocks(kind, outputs, inputs, 10 * part + e) for e in range(COUNT)]
             name = ("gate", "up", "down")[part]
@@ -54,7 +54,7 @@ class Mixture:
             matrices[2][poisoned] = packed.matrix("F32", raw, inner)
         if missing is not None:
             old = matrices[2][missing]
-            matrices[2][missing] = Matrix(old.outputs, old.inputs, old.kind, 0, None, None)
+            matrices[2][missing] = CMatrix(old.outputs, old.inputs, old.kind, 0, None, None)
         if not gated:
             matrices = matrices[1:]
         self.norm = (1 + 0.1 * np.random.default_rng(4).standard_normal(COUNT)).astype(np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.core import tree as trees
 from paceline.core.types import Budget, SamplingParams, Verdict
 from paceline.policy.cost import CostModel
-from paceline.policy.cost_model import Chains
+from paceline.policy.cost_model import ChainSizer
 from paceline.sampling.sequence import Sequence
 
 CHEAP = CostModel((1, 16), [1.0, 1.1])
@@ -17,20 +17,20 @@ def batch(*ids: int) -> list[Sequence]:
 
 
 def test_what_does_not_pay_is_tried_with_one_token_now_and_then() -> None:
-    chains, sequences = Chains(Budget(8, 8), 0.6, 0.0), batch(0)
+    chains, sequences = ChainSizer(Budget(8, 8), 0.6, 0.0), batch(0)
     depths = [chains.budgets(sequences, DEAR, 0)[0].depth for _ in range(96)]
     assert depths == [*[0] * 31, 1] * 3
 
 
 def test_what_pays_is_drafted_at_every_step() -> None:
-    chains, sequences = Chains(Budget(8, 8), 0.9, 0.0), batch(0, 1)
+    chains, sequences = ChainSizer(Budget(8, 8), 0.9, 0.0), batch(0, 1)
     for _ in range(20):
         assert all(budget.depth for budget in chains.budgets(sequences, CHEAP, 0))
 
 
 def test_a_rest_ends_within_a_few_steps_of_forgetting_that_a_sequence_was_bad() -> None:
     """Its chances are with those of others again, with whom drafts pay."""
-    chains, [bad], [good] = Chains(Budget(4, 4), 0.6, 0.0), batch(0), batch(1)
+    chains, [bad], [good] = ChainSizer(Budget(4, 4), 0.6, 0.0), batch(0), batch(1)
     costs = CostModel((1, 16), [1.0, 4.0])
     chain = trees.chain([1, 2, 3, 4])
     for _ in range(60):
@@ -43,7 +43,7 @@ def test_a_rest_ends_within_a_few_steps_of_forgetting_that_a_sequence_was_bad() 
 
 
 def test_drafting_that_takes_long_is_learned_and_steps_without_drafts_say_nothing() -> None:
-    chains, sequences = Chains(Budget(8, 8), 0.9, 0.0), batch(0)
+    chains, sequences = ChainSizer(Budget(8, 8), 0.9, 0.0), batch(0)
     assert chains.budgets(sequences, CHEAP, 0)[0].depth == 8
     for _ in range(100):
         chains.learn(sequences, [trees.EMPTY], [Verdict((), 1)], 50.0, CHEAP)

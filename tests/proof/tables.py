@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from paceline.core import tree as trees
 from paceline.core.types import Budget, SamplingParams, TokenTree
-from paceline.proof.audited_engine import CallableEngine, Request
+from paceline.proof.audited_engine import CallableEngine, SeededRequest
 from paceline.proof.cases import Propose
 from paceline.proof.compare import one_round
 from paceline.proof.tabular import DistributionOf, TabularModel, processed
@@ -43,7 +43,7 @@ def engine(verifier: Verifier, propose: Propose, knows_law: bool = True) -> Call
     """An engine whose speculation is `verifier` on drafts of `propose`."""
     distributions = {temperature: law_at(P, temperature) for temperature in (0.0, 1.0)}
 
-    def answer(ask: Request) -> Sequence[Sequence[int]]:
+    def answer(ask: SeededRequest) -> Sequence[Sequence[int]]:
         distribution = distributions[ask.temperature]
         parts = (verifier, propose) if ask.speculation else (SampleMatch(), nothing)
         return [speculate(*parts, distribution, ask.tokens, seed) for seed in ask.seeds]

@@ -15,7 +15,7 @@ from tests.proof import naive_drafts as naive
 from paceline.core.tree import EMPTY
 from paceline.core.types import ROOT, Budget, Distribution, TokenTree
 from paceline.proof import bounds as acceptance
-from paceline.proof.bounds import RULES, Rule, best_distinct, best_iid, by_token, overlap
+from paceline.proof.bounds import RULES, BoundedRule, best_distinct, best_iid, by_token, overlap
 from paceline.proof.cases import Propose, grown, sampled_chain
 from paceline.proof.compare import one_round
 from paceline.proof.oracle import Excess, enumerate_distribution
@@ -111,7 +111,7 @@ def pair(seed: int, size: int, sharpness: float = 1.5) -> tuple[Distribution, Di
     ],
     ids=lambda value: getattr(value, "verifier", value),
 )
-def test_no_rule_exceeds_its_bound(rule: Rule, drafts: int) -> None:
+def test_no_rule_exceeds_its_bound(rule: BoundedRule, drafts: int) -> None:
     for seed, (size, sharpness) in enumerate(itertools.product((3, 30), (0.5, 2.0, 5.0))):
         p, q = pair(seed, size, sharpness)
         assert rule.acceptance(p, q, drafts) <= rule.bound(p, q, drafts) + 1e-12

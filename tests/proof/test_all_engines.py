@@ -15,7 +15,7 @@ import pytest
 from paceline.errors import EngineFailed, InvalidOption
 from paceline.proof import engine_factory as peers
 from paceline.proof.audited_engine import CallableEngine
-from paceline.proof.checks import Plan
+from paceline.proof.checks import AuditExtent
 from paceline.proof.outside import run
 from paceline.proof.report import Report
 
@@ -43,7 +43,9 @@ def test_results_are_kept_and_not_run_again(
 ) -> None:
     asked: list[tuple[str, Mapping[str, str]]] = []
 
-    def audited(engine: str, plan: Plan, options: Mapping[str, str], progress: Any) -> Report:
+    def audited(
+        engine: str, plan: AuditExtent, options: Mapping[str, str], progress: Any
+    ) -> Report:
         asked.append((engine, options))
         if engine == "genai":
             raise EngineFailed("engine 'genai' says: no")

@@ -14,8 +14,8 @@ from paceline.core.target import RuntimeOptions
 from paceline.errors import InvalidOption, PacelineError
 from paceline.proof import engine_factory
 from paceline.proof import engine_factory as peers
-from paceline.proof.audited_engine import Request
-from paceline.proof.checks import Plan
+from paceline.proof.audited_engine import SeededRequest
+from paceline.proof.checks import AuditExtent
 from paceline.proof.engine_factory import open_engine, referee
 from paceline.proof.outside import run
 
@@ -43,7 +43,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
 
 def test_paceline_passes_its_own_audit(loads: Loads) -> None:
     options = {"drafter": "prompt-lookup", "nodes": "4", "depth": "4", "precision": "fp32"}
-    plan = Plan(greedy_prompts=3, greedy_tokens=24, check_prompts=("fox",), samples=60, tokens=3)
+    plan = AuditExtent(
+        greedy_prompts=3, greedy_tokens=24, check_prompts=("fox",), samples=60, tokens=3
+    )
     report = run("paceline", plan, options)
     assert report.passed
     assert (report.identical, len(report.greedy)) == (3, 3)
@@ -54,21 +56,21 @@ def test_paceline_passes_its_own_audit(loads: Loads) -> None:
 
 def test_a_lossy_rule_of_paceline_is_found_and_told(loads: Loads) -> None:
     options = {"verifier": "typical", "nodes": "4", "depth": "4"}
-    plan = Plan(greedy_prompts=0, check_prompts=("fox",), samples=60, tokens=3)
+    plan = AuditExtent(greedy_prompts=0, check_prompts=("fox",), samples=60, tokens=3)
     report = run("paceline", plan, options)
     assert report.rejected
     assert report.about["lossless"] == "False"
 
 
 def test_without_speculation_paceline_decodes_plainly_whatever_the_rule(loads: Loads) -> None:
-    ask = Request((1, 2, 3), False, 1.0, 4, tuple(range(20)))
+    ask = SeededRequest((1, 2, 3), False, 1.0, 4, tuple(range(20)))
     lossy, plain = (open_engine("paceline", {"verifier": v}) for v in ("typical", "coupled"))
     assert lossy.continuations(ask) == plain.continuations(ask)
 
 
 def test_paceline_counts_the_drafted_tokens_that_it_accepts(loads: Loads) -> None:
     engine = open_engine("paceline", {"nodes": "4", "depth": "4"})
-    ask = Request((1, 2, 3) * 4, False, 0.0, 24, (0,))
+    ask = SeededRequest((1, 2, 3) * 4, False, 0.0, 24, (0,))
     engine.continuations(ask)
     assert "accepted drafts" not in engine.about()
     engine.continuations(replace(ask, speculation=True))
@@ -102,7 +104,7 @@ def test_a_function_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "given.py").write_text("def twice(ask):\n    return [[s, s] for s in ask.seeds]\n")
     monkeypatch.syspath_prepend(tmp_path)
     engine = open_engine("python:given:twice")
-    assert engine.continuations(Request("a", True, 1.0, 2, (3, 4))) == [(3, 3), (4, 4)]
+    assert engine.continuations(SeededRequest("a", True, 1.0, 2, (3, 4))) == [(3, 3), (4, 4)]
     assert engine.about() == {"engine": "given:twice"}
 
 

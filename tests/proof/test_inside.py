@@ -34,7 +34,7 @@ from paceline.proof.cases import (
 )
 from paceline.proof.compare import EXACT, LEAST_P, Finding, examine
 from paceline.proof.controls import CONTROLS, check
-from paceline.proof.inside import Lossy, Report, audit, lossy, refusal
+from paceline.proof.inside import InsideReport, Lossy, audit, lossy, refusal
 from paceline.proof.negative import AlwaysAccepts, CorrectsFromTarget, RepeatsNoise, WrongChainRule
 from paceline.proof.tabular import processed
 from paceline.registry import table as registry
@@ -186,7 +186,7 @@ def few_controls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controls, "CONTROLS", CONTROLS[:1])
 
 
-def run(*names: str, grid: Grid = SMALL) -> Report:
+def run(*names: str, grid: Grid = SMALL) -> InsideReport:
     return audit(names, grid, jobs=1)
 
 

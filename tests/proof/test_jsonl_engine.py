@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EngineFailed
-from paceline.proof.audited_engine import Request
+from paceline.proof.audited_engine import SeededRequest
 from paceline.proof.engine_factory import scripts
 from paceline.proof.remote_engines import JsonlEngine
 
-ASK = Request((1, 2), True, 1.0, 3, (7, 8))
+ASK = SeededRequest((1, 2), True, 1.0, 3, (7, 8))
 
 ECHO = """
 import json, sys

@@ -13,9 +13,9 @@ from tests.proof.tables import VOCABULARY, P, Q, engine, law_at
 
 from paceline.errors import EngineFailed, InvalidOption, PromptError
 from paceline.measure.machine import dumps
-from paceline.proof.audited_engine import CallableEngine, Request
+from paceline.proof.audited_engine import CallableEngine, SeededRequest
 from paceline.proof.cases import Propose, likely_chain, random_tree, sampled_chain
-from paceline.proof.checks import Plan
+from paceline.proof.checks import AuditExtent
 from paceline.proof.negative import (
     AcceptsByTargetMass,
     AlwaysAccepts,
@@ -31,8 +31,8 @@ from paceline.verifiers.base import Verifier
 from paceline.verifiers.matching import Coupled, Greedy, SampleMatch
 from paceline.verifiers.rejection import Rejection
 
-LAWS = Plan(greedy_prompts=0, check_prompts=("a",), samples=250, tokens=3)
-GREEDY = Plan(greedy_prompts=3, greedy_tokens=12, samples=0)
+LAWS = AuditExtent(greedy_prompts=0, check_prompts=("a",), samples=250, tokens=3)
+GREEDY = AuditExtent(greedy_prompts=3, greedy_tokens=12, samples=0)
 Q_LAW = law_at(Q, 1.0)
 TREE = random_tree(VOCABULARY, 6, seed=1)
 
@@ -75,7 +75,7 @@ def test_lossless_engines_pass(verifier: Verifier, propose: Propose, knows_law: 
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_wrong_rules_are_caught(verifier: Verifier, propose: Propose) -> None:
-    plan = Plan(greedy_prompts=0, check_prompts=("a",), samples=400, tokens=3)
+    plan = AuditExtent(greedy_prompts=0, check_prompts=("a",), samples=400, tokens=3)
     report = run(engine(verifier, propose), plan)
     assert not report.passed
     assert report.rejected
@@ -92,7 +92,7 @@ def test_a_bias_of_the_stated_size_is_found_as_often_as_stated() -> None:
     distribution = law_at(P, 1.0)
 
     def biased(bias: float) -> CallableEngine:
-        def answer(ask: Request) -> Sequence[Sequence[int]]:
+        def answer(ask: SeededRequest) -> Sequence[Sequence[int]]:
             generator = np.random.default_rng(ask.seeds[0])
             rows = []
             for _ in ask.seeds:
@@ -109,14 +109,16 @@ def test_a_bias_of_the_stated_size_is_found_as_often_as_stated() -> None:
         return CallableEngine(answer)
 
     top = float(distribution((0, 1)).probs.max())
-    stated = run(biased(0.0), Plan(greedy_prompts=0, check_prompts=("a",), samples=300, tokens=2))
+    stated = run(
+        biased(0.0), AuditExtent(greedy_prompts=0, check_prompts=("a",), samples=300, tokens=2)
+    )
     bias = stated.distributions[0].detectable["80%"]
     assert bias is not None
     assert bias < top
     found = sum(
         not run(
             biased(bias),
-            Plan(greedy_prompts=0, check_prompts=("a",), samples=300, tokens=2, seed=seed),
+            AuditExtent(greedy_prompts=0, check_prompts=("a",), samples=300, tokens=2, seed=seed),
         ).passed
         for seed in range(1, 13)
     )
@@ -126,12 +128,12 @@ def test_a_bias_of_the_stated_size_is_found_as_often_as_stated() -> None:
 def test_level_holds_over_all_prompts_together() -> None:
     probs = law_at(P, 1.0)((0, 1)).probs
 
-    def answer(ask: Request) -> Sequence[Sequence[int]]:
+    def answer(ask: SeededRequest) -> Sequence[Sequence[int]]:
         generator = np.random.default_rng(ask.seeds[0])
         rows: list[list[int]] = generator.choice(VOCABULARY, (len(ask.seeds), 2), p=probs).tolist()
         return rows
 
-    plan = Plan(greedy_prompts=0, check_prompts=("a", "b"), samples=50, tokens=2, level=0.2)
+    plan = AuditExtent(greedy_prompts=0, check_prompts=("a", "b"), samples=50, tokens=2, level=0.2)
     fair = CallableEngine(
         answer, distribution=lambda prompt, temperature: dict(enumerate(probs.tolist()))
     )
@@ -164,7 +166,7 @@ def scripted(on: tuple[int, ...], *offs: tuple[int, ...]) -> CallableEngine:
     return made
 
 
-ONE = Plan(greedy_prompts=1, greedy_tokens=4, samples=0)
+ONE = AuditExtent(greedy_prompts=1, greedy_tokens=4, samples=0)
 
 
 def test_a_near_tie_is_placed_and_counted() -> None:
@@ -211,14 +213,14 @@ def test_the_report_is_json_and_text() -> None:
 def test_samples_with_and_without_speculation_share_no_seed() -> None:
     seeds: dict[bool, set[int]] = {True: set(), False: set()}
 
-    def answer(ask: Request) -> Sequence[Sequence[int]]:
+    def answer(ask: SeededRequest) -> Sequence[Sequence[int]]:
         assert not seeds[ask.speculation] & set(ask.seeds)
         seeds[ask.speculation] |= set(ask.seeds)
         return [(seed % 3, 0) for seed in ask.seeds]
 
     run(
         CallableEngine(answer),
-        Plan(greedy_prompts=0, check_prompts=("a", "b"), samples=120, tokens=2),
+        AuditExtent(greedy_prompts=0, check_prompts=("a", "b"), samples=120, tokens=2),
     )
     assert {len(each) for each in seeds.values()} == {240}
     assert not seeds[True] & seeds[False]
@@ -246,14 +248,14 @@ def test_wrong_numbers_of_continuations_are_an_error() -> None:
 )
 def test_plans_out_of_range_are_errors(name: str, value: float) -> None:
     with pytest.raises(InvalidOption, match=name):
-        Plan(**{name: value})  # type: ignore[arg-type]
+        AuditExtent(**{name: value})  # type: ignore[arg-type]
 
 
 def test_a_plan_that_audits_nothing_is_an_error() -> None:
     with pytest.raises(InvalidOption, match="samples must be 20 or more without greedy_prompts"):
-        Plan(greedy_prompts=0, samples=0)
+        AuditExtent(greedy_prompts=0, samples=0)
 
 
 def test_a_missing_prompt_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="cannot read prompts"):
-        run(engine(Greedy(), TREE), Plan(prompts=tmp_path / "absent.jsonl"))
+        run(engine(Greedy(), TREE), AuditExtent(prompts=tmp_path / "absent.jsonl"))

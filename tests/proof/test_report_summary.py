@@ -9,12 +9,12 @@ from typing import Any
 from benchmarks.peers.summary import summary_tables
 
 from paceline.measure.machine import dumps
-from paceline.proof.report import DistributionTest, Greedy, Report
+from paceline.proof.report import DistributionTest, GreedyTexts, Report
 
-SAME = Greedy("a", 8, None, None, None, None, None, True)
-TIE = Greedy("b", 8, 3, 5, 6, 0.25, "engine", True)
-FAR = Greedy("c", 8, 0, 5, 6, 2.0, "referee", True)
-SHORT = Greedy("d", 8, 7, None, 6, None, None, True)
+SAME = GreedyTexts("a", 8, None, None, None, None, None, True)
+TIE = GreedyTexts("b", 8, 3, 5, 6, 0.25, "engine", True)
+FAR = GreedyTexts("c", 8, 0, 5, 6, 2.0, "referee", True)
+SHORT = GreedyTexts("d", 8, 7, None, 6, None, None, True)
 FIRST = DistributionTest(
     "p", "first token", 50, 1, 0.4, 0.9, "token 1", 0.1, {"80%": 0.2, "90%": 0.25}
 )

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import EngineFailed, InvalidOption
-from paceline.proof.audited_engine import Request
-from paceline.proof.checks import Plan
+from paceline.proof.audited_engine import SeededRequest
+from paceline.proof.checks import AuditExtent
 from paceline.proof.outside import run
 from paceline.proof.remote_engines import UrlEngine
 
@@ -60,7 +60,9 @@ def coin(body: Body) -> tuple[int, Any]:
     return 200, {"choices": [{"text": "".join(tokens), "logprobs": logprobs}]}
 
 
-PLAN = Plan(greedy_prompts=1, greedy_tokens=2, check_prompts=("Toss",), samples=150, tokens=2)
+PLAN = AuditExtent(
+    greedy_prompts=1, greedy_tokens=2, check_prompts=("Toss",), samples=150, tokens=2
+)
 
 
 def test_a_fair_server_passes() -> None:
@@ -87,7 +89,7 @@ def test_requests_hold_what_the_audit_means() -> None:
 
     with server(answer) as url:
         engine = UrlEngine(url + "/", model="m", off_fields={"speculation": False})
-        ask = Request((1, 2), False, 0.5, 3, (4, 5))
+        ask = SeededRequest((1, 2), False, 0.5, 3, (4, 5))
         assert [len(tokens) for tokens in engine.continuations(ask)] == [3, 3]
     assert [body["seed"] for body in seen] == [4, 5]
     assert seen[0] == {
@@ -104,7 +106,7 @@ def test_requests_hold_what_the_audit_means() -> None:
 def test_text_without_tokens_is_compared_by_characters() -> None:
     with server(lambda body: (200, {"choices": [{"text": "abc"}]})) as url:
         engine = UrlEngine(url, on_fields={"x": 1})
-        assert engine.continuations(Request("a", True, 1.0, 3, (0,))) == [("a", "b", "c")]
+        assert engine.continuations(SeededRequest("a", True, 1.0, 3, (0,))) == [("a", "b", "c")]
         assert engine.distribution("a", 1.0) is None
 
 
@@ -134,7 +136,7 @@ def test_wrong_answers(content: tuple[int, Any], message: str) -> None:
     with server(lambda body: content) as url:
         engine = UrlEngine(url, on_fields={"x": 1})
         with pytest.raises(EngineFailed, match=message) as raised:
-            engine.continuations(Request("a", True, 1.0, 3, (0,)))
+            engine.continuations(SeededRequest("a", True, 1.0, 3, (0,)))
     assert "\n" not in str(raised.value)
 
 
@@ -142,7 +144,7 @@ def test_a_server_that_is_not_there() -> None:
     with server(coin) as url:
         pass
     with pytest.raises(EngineFailed, match=r"cannot reach .*: start the server"):
-        UrlEngine(url, on_fields={"x": 1}).continuations(Request("a", True, 1.0, 3, (0,)))
+        UrlEngine(url, on_fields={"x": 1}).continuations(SeededRequest("a", True, 1.0, 3, (0,)))
 
 
 def test_on_and_off_must_be_told_apart() -> None:

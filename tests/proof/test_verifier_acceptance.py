@@ -9,7 +9,7 @@ import pytest
 
 from paceline.policy.cost import CostModel
 from paceline.proof import verifier_acceptance
-from paceline.proof.verifier_acceptance import Key, Round
+from paceline.proof.verifier_acceptance import ChainFigures, Key
 
 NODES: dict[Key, tuple[float, float]] = {
     ("rejection", "independent", 1): (0.5, 0.5),
@@ -20,13 +20,13 @@ NODES: dict[Key, tuple[float, float]] = {
 CHAINS: dict[Key, float] = {("rejection", "one path", 1): 1.0, ("block", "one path", 1): 1.25}
 
 
-def changed(nodes: dict[Key, tuple[float, float]], chains: dict[Key, float]) -> Round:
-    return Round(NODES | nodes, CHAINS | chains)
+def changed(nodes: dict[Key, tuple[float, float]], chains: dict[Key, float]) -> ChainFigures:
+    return ChainFigures(NODES | nodes, CHAINS | chains)
 
 
 def test_means_are_over_all_nodes_and_intervals_over_prompts() -> None:
     low = changed({("rejection", "independent", 1): (0.2, 0.6)}, {})
-    prompts = [[Round(NODES, CHAINS)] * 3, [low], []]
+    prompts = [[ChainFigures(NODES, CHAINS)] * 3, [low], []]
     rows = {row["verifier"]: row for row in verifier_acceptance.rows(prompts)}
     row = rows["rejection"]
     assert row["acceptance"] == pytest.approx((3 * 0.5 + 0.2) / 4)
@@ -52,12 +52,12 @@ def test_more_paths_pay_where_rows_are_cheap() -> None:
 
 
 def test_a_bound_of_zero_has_no_share() -> None:
-    none = Round(dict.fromkeys(NODES, (0.0, 0.0)), CHAINS)
+    none = ChainFigures(dict.fromkeys(NODES, (0.0, 0.0)), CHAINS)
     assert {row["share_of_bound"] for row in verifier_acceptance.rows([[none]])} == {None}
 
 
 def test_inequalities_hold_where_they_should() -> None:
-    entries = verifier_acceptance.orderings([[Round(NODES, CHAINS)] * 2])
+    entries = verifier_acceptance.orderings([[ChainFigures(NODES, CHAINS)] * 2])
     assert [entry["holds"] for entry in entries] == [True] * 4
     assert [entry["cases"] for entry in entries] == [6, 2, 2, 2]
     assert entries[1]["mean"] == pytest.approx(0.25)
@@ -75,7 +75,9 @@ def test_inequalities_hold_where_they_should() -> None:
 def test_one_round_against_it_fails_an_inequality(
     place: int, nodes: dict[Key, tuple[float, float]], chains: dict[Key, float]
 ) -> None:
-    entries = verifier_acceptance.orderings([[Round(NODES, CHAINS)] * 9, [changed(nodes, chains)]])
+    entries = verifier_acceptance.orderings(
+        [[ChainFigures(NODES, CHAINS)] * 9, [changed(nodes, chains)]]
+    )
     assert [i for i, entry in enumerate(entries) if not entry["holds"]] == [place]
 
 

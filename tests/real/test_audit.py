@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from tests.real.conftest import load
 
-from paceline.proof.checks import Plan
+from paceline.proof.checks import AuditExtent
 from paceline.proof.engine_factory import PacelineEngine
 from paceline.proof.outside import run
 
 pytestmark = pytest.mark.real
 
-PLAN = Plan(greedy_prompts=2, greedy_tokens=24, samples=20, tokens=2)
+PLAN = AuditExtent(greedy_prompts=2, greedy_tokens=24, samples=20, tokens=2)
 
 
 def test_paceline_passes_from_outside() -> None:
     engine = PacelineEngine(load("int8"), drafter="prompt-lookup", nodes=4, depth=4)
-    plan = Plan(**{**PLAN.as_dict(), "check_prompts": PLAN.check_prompts[:1]})
+    plan = AuditExtent(**{**PLAN.as_dict(), "check_prompts": PLAN.check_prompts[:1]})
     report = run(engine, plan)
     assert report.passed
     assert report.identical == len(report.greedy) == 2

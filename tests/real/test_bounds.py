@@ -15,7 +15,7 @@ pytestmark = pytest.mark.real
 
 
 @pytest.fixture(scope="module")
-def rounds() -> list[list[verifier_acceptance.Round]]:
+def rounds() -> list[list[verifier_acceptance.ChainFigures]]:
     """Rounds with an early exit as draft model, which is wrong often and in many ways."""
     target = load("int8")
     draft = load_draft(target, DEFAULT_MODEL, precision="int8", layers=26)
@@ -27,7 +27,9 @@ def rounds() -> list[list[verifier_acceptance.Round]]:
     return out
 
 
-def test_rules_and_bounds_keep_their_order(rounds: list[list[verifier_acceptance.Round]]) -> None:
+def test_rules_and_bounds_keep_their_order(
+    rounds: list[list[verifier_acceptance.ChainFigures]],
+) -> None:
     entries = verifier_acceptance.orderings(rounds)
     assert len(entries) == 4
     for entry in entries:
@@ -36,7 +38,9 @@ def test_rules_and_bounds_keep_their_order(rounds: list[list[verifier_acceptance
         assert entry["cases"] >= 20
 
 
-def test_an_early_exit_is_accepted_in_part(rounds: list[list[verifier_acceptance.Round]]) -> None:
+def test_an_early_exit_is_accepted_in_part(
+    rounds: list[list[verifier_acceptance.ChainFigures]],
+) -> None:
     table = {(row["verifier"], row["drafts"]): row for row in verifier_acceptance.rows(rounds)}
     assert 0.05 < table["rejection", 1]["acceptance"] < 0.95
     assert table["rejection", 1]["acceptance"] > table["coupled", 1]["acceptance"]

@@ -18,7 +18,7 @@ from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
 from paceline.models.families import FAMILIES
 from paceline.models.source import resolve
-from paceline.proof.fingerprint import CASES, Case, RandomWeights, fingerprint
+from paceline.proof.fingerprint import CASES, RandomWeights, TinyModel, fingerprint
 from paceline.registry.loading import load_model, make_engine
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.reference import arithmetic
@@ -31,7 +31,7 @@ NAMES = [*(family.hf for family in FAMILIES), "llama int8", "llama int4", "llama
 TOKENS = np.random.default_rng(3).integers(320, size=20).tolist()
 
 
-def reference(case: Case) -> ReferenceTarget:
+def reference(case: TinyModel) -> ReferenceTarget:
     weights = RandomWeights(case.config, case.kinds)
     return ReferenceTarget(case.config, weights, case.precision)
 

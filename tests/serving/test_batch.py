@@ -24,7 +24,7 @@ from paceline.core import cache
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.engine.engine import Engine, Event
 from paceline.errors import EngineFailed, InvalidOption
-from paceline.serving.batch import Batch, open_output, read_lines
+from paceline.serving.batch import BatchRun, open_output, read_lines
 
 Json = dict[str, Any]
 CHATS, TEXTS = "/v1/chat/completions", "/v1/completions"
@@ -57,7 +57,7 @@ def decode(source: Path, out: Path, stop: int = 10**9, drafter: Any = None) -> l
     lines = [each for each in read_lines(source) if each.key not in done]
     counts: list[int] = []
     with file:
-        run = Batch(served(engines.make(drafter=drafter)), file)
+        run = BatchRun(served(engines.make(drafter=drafter)), file)
         for count in run.run(lines, lambda: sum(counts) >= stop):
             counts.append(count)
     return [json.loads(text) for text in out.read_text("utf-8").splitlines()]
@@ -247,7 +247,7 @@ def test_one_bad_answer_of_several_ends_its_line_alone(tmp_path: Path) -> None:
     lines.append(line("good", TEXTS, **(TEXT | {"seed": 4})))
     file, _ = open_output(tmp_path / "out")
     with file:
-        run = Batch(served(engines.make(engines.Target(logits))), file)
+        run = BatchRun(served(engines.make(engines.Target(logits))), file)
         source = write(tmp_path / "in", lines)
         assert sum(run.run(list(read_lines(source)), lambda: False)) == 2
     found = {
@@ -350,7 +350,7 @@ class Small(FileIO):
 def test_a_file_that_takes_parts_gets_all_until_the_disk_is_full(tmp_path: Path) -> None:
     source, out = write(tmp_path / "in", requests(12)), tmp_path / "out"
     with Small(out, "ab") as small, pytest.raises(InvalidOption, match="No space left on device"):
-        list(Batch(served(engines.make()), small).run(read_lines(source), lambda: False))
+        list(BatchRun(served(engines.make()), small).run(read_lines(source), lambda: False))
     assert out.stat().st_size == 3000
     file, kept = open_output(out)
     file.close()

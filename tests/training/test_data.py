@@ -10,12 +10,12 @@ from tests.cli.fakes import loaded as fake
 
 from paceline.errors import InvalidOption
 from paceline.registry.loading import make_engine
-from paceline.training.data import SHARD, Plan, Shards, Text, write_texts
+from paceline.training.data import SHARD, DataPlan, Shards, Text, write_texts
 
 PROMPTS = ["one", "two", "three"]
 
 
-def write(plan: Plan, count: int, batch: int, chat: bool = True, limit: int | None = None):
+def write(plan: DataPlan, count: int, batch: int, chat: bool = True, limit: int | None = None):
     """Texts by index; `limit` stops after so many."""
     engine = make_engine(fake(chat=chat), drafter="none", max_batch=batch)
     out: dict[int, Text | None] = {}
@@ -28,7 +28,7 @@ def write(plan: Plan, count: int, batch: int, chat: bool = True, limit: int | No
 
 
 def test_a_text_is_a_function_of_plan_and_index() -> None:
-    plan = Plan(PROMPTS, 0.5, (0.0, 1.0), new_tokens=12, turn_tokens=6, seed=3)
+    plan = DataPlan(PROMPTS, 0.5, (0.0, 1.0), new_tokens=12, turn_tokens=6, seed=3)
     alone, together = write(plan, 12, 1), write(plan, 12, 5)
     assert sorted(alone) == list(range(12))
     for index, text in alone.items():
@@ -42,7 +42,7 @@ def test_a_text_is_a_function_of_plan_and_index() -> None:
 
 def test_other_seeds_give_other_texts_where_something_is_drawn() -> None:
     def tokens(seed: int, temperature: float) -> list[list[int]]:
-        plan = Plan(PROMPTS, 0.0, (temperature,), new_tokens=12, seed=seed)
+        plan = DataPlan(PROMPTS, 0.0, (temperature,), new_tokens=12, seed=seed)
         return [text.tokens.tolist() for text in write(plan, 3, 4).values()]
 
     assert tokens(0, 1.0) != tokens(1, 1.0)
@@ -50,7 +50,7 @@ def test_other_seeds_give_other_texts_where_something_is_drawn() -> None:
 
 
 def test_an_end_in_the_middle_leaves_whole_texts() -> None:
-    plan = Plan(PROMPTS, 0.0, (0.0, 1.0), new_tokens=9)
+    plan = DataPlan(PROMPTS, 0.0, (0.0, 1.0), new_tokens=9)
     whole, part = write(plan, 12, 2), write(plan, 12, 2, limit=4)
     assert 4 <= len(part) < 12
     for index, text in part.items():
@@ -59,7 +59,7 @@ def test_an_end_in_the_middle_leaves_whole_texts() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.65, 1.0])
 def test_the_share_of_self_written_turns_is_kept_and_prompts_come_by_turns(share: float) -> None:
-    plan = Plan(PROMPTS, share)
+    plan = DataPlan(PROMPTS, share)
     prompts = [plan.prompt(i) for i in range(100)]
     given = [prompt for prompt in prompts if prompt is not None]
     assert len(given) == 100 - int(100 * share)
@@ -67,7 +67,7 @@ def test_the_share_of_self_written_turns_is_kept_and_prompts_come_by_turns(share
 
 
 def test_a_prompt_that_fills_the_context_gives_no_text() -> None:
-    plan = Plan(["x " * 600, "two"], 0.0, new_tokens=4)
+    plan = DataPlan(["x " * 600, "two"], 0.0, new_tokens=4)
     out = write(plan, 2, 2)
     assert out[0] is None
     assert out[1] is not None
@@ -75,8 +75,8 @@ def test_a_prompt_that_fills_the_context_gives_no_text() -> None:
 
 def test_a_model_without_a_chat_template_cannot_write_turns() -> None:
     with pytest.raises(InvalidOption, match="self-written"):
-        write(Plan(PROMPTS, 0.5), 2, 2, chat=False)
-    assert len(write(Plan(PROMPTS, 0.0, new_tokens=3), 2, 2, chat=False)) == 2
+        write(DataPlan(PROMPTS, 0.5), 2, 2, chat=False)
+    assert len(write(DataPlan(PROMPTS, 0.0, new_tokens=3), 2, 2, chat=False)) == 2
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_model_without_a_chat_template_cannot_write_turns() -> None:
 )
 def test_wrong_plans_are_refused(wrong: dict) -> None:
     with pytest.raises(InvalidOption):
-        Plan(**{"prompts": PROMPTS, **wrong})
+        DataPlan(**{"prompts": PROMPTS, **wrong})
 
 
 def text(index: int, size: int = 5) -> Text:

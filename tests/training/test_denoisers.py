@@ -28,7 +28,7 @@ from paceline.training.denoisers.module import DenoiserModule, DenoiserRecipe, K
 from paceline.training.denoisers.rows import (
     EOS,
     MASK,
-    Rows,
+    ExampleRows,
     block_rows,
     full_rows,
     order_rows,
@@ -65,7 +65,7 @@ def logits(network: DenoiserModule, tokens: IntArray, positions: IntArray, sees:
         return network(*map(torch.from_numpy, arrays))[0].numpy()
 
 
-def canvas_of(text: Text, rows: Rows) -> IntArray:
+def canvas_of(text: Text, rows: ExampleRows) -> IntArray:
     # What stands at each place after the prompt, by the labels of rows that count.
     places = rows.positions[rows.weights > 0]
     found = np.full(max(*places, len(text.tokens)) + 1, EOS)

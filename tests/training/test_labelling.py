@@ -31,7 +31,7 @@ from paceline.zoo.heads.training import (
     Beginning,
     GreedyAnswer,
     Mismatch,
-    Recorder,
+    MismatchRecorder,
     RolloutOptions,
     collect,
     greedy,
@@ -179,7 +179,7 @@ def test_the_pivot_s_loss_is_agreement_with_the_greedy_text(target: Counting, ca
 @pytest.mark.parametrize("drafter", ["nearly", "tree"])
 def test_the_recorder_notes_where_walks_end_and_changes_nothing(drafter: str) -> None:
     params = SamplingParams(max_new_tokens=30)
-    recorder = Recorder()
+    recorder = MismatchRecorder()
     steps = run(recorder, DRAFTERS[drafter], params)
     assert text(steps) == text(run(Greedy(), DRAFTERS[drafter], params))
     truth = Truth.of(params)

@@ -17,7 +17,7 @@ from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Configuration, Kin
 from paceline.tuning import tuner as kinds
 from paceline.tuning.search import Search
 from paceline.tuning.space import PLAIN, configuration
-from paceline.tuning.tuner import Outcome, Task, Tuner, tune_kinds
+from paceline.tuning.tuner import Outcome, Tuner, TuningTask, tune_kinds
 
 BEST: Mapping[Kind, str] = {
     "greedy": configuration("recycling", "cost-model").name,
@@ -50,7 +50,7 @@ def tuned_in(
     for kind in TEMPERATURE_KINDS:
         track = SimulatedTrack(clock, {BEST[kind]: 1.8}, on_play=play)
         search = Search(path / "tuned.journal", kind, len(track.searching))
-        tasks[kind] = Task(search, track, SETTINGS)
+        tasks[kind] = TuningTask(search, track, SETTINGS)
     return tune_kinds(
         fakes.loaded(),
         tasks,
@@ -114,7 +114,7 @@ def test_plain_decoding_is_saved_for_kinds_where_nothing_is_faster(tmp_path: Pat
     search = Search(tmp_path / "tuned.journal", "one", len(track.searching))
     tune_kinds(
         fakes.loaded(),
-        {"sampled": Task(search, track, SETTINGS)},
+        {"sampled": TuningTask(search, track, SETTINGS)},
         100.0,
         interrupted=lambda: False,
         watch=lambda elapsed, text: None,

@@ -22,7 +22,7 @@ from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
 from paceline.training.losses import find_loss  # noqa: E402
 from paceline.training.module import DraftModule, share_target_weights  # noqa: E402
 from paceline.training.objective import forward  # noqa: E402
-from paceline.zoo.layers.double_exit import Adapter, DoubleExit  # noqa: E402
+from paceline.zoo.layers.double_exit import AdapterCache, DoubleExit  # noqa: E402
 from paceline.zoo.layers.imitation import Imitation, ImitationDrafter, Imitator  # noqa: E402
 
 
@@ -59,7 +59,7 @@ def test_the_text_is_that_of_plain_decoding(runtime: Any, params: str) -> None:
 class WithoutFeedForward(ImitationDrafter):
     """Kangaroo's adapter over the weights of an imitation network."""
 
-    adapter = Adapter
+    adapter = AdapterCache
 
 
 @pytest.mark.parametrize(

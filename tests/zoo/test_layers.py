@@ -32,7 +32,7 @@ from paceline.verifiers.block import Block as BlockRule
 from paceline.verifiers.matching import Coupled
 from paceline.verifiers.rejection import Rejection
 from paceline.zoo.layers.chains import GrowingChain, top_probability
-from paceline.zoo.layers.double_exit import Adapter, DoubleExit
+from paceline.zoo.layers.double_exit import AdapterCache, DoubleExit
 from paceline.zoo.layers.dynamic_exit import DynamicExit, Shadows, tokens_per_layer
 from paceline.zoo.layers.search import MaskSearch, posterior
 from paceline.zoo.layers.swift import Swift
@@ -357,7 +357,7 @@ def test_the_adapter_row_by_row_is_the_adapter_at_once() -> None:
     """And the head behind its own norm is a product with the head's rows."""
     rng = np.random.default_rng(1)
     states = rng.standard_normal((9, CONFIG.hidden_size)).astype(np.float32)
-    whole, parts = Adapter(adapter()), Adapter(adapter())
+    whole, parts = AdapterCache(adapter()), AdapterCache(adapter())
     expected = whole.append(list(range(9)), states)
     found = [parts.append([row], states[row : row + 1]) for row in range(6)]
     parts.append([80, 81], states[:2])

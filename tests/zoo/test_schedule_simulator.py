@@ -20,7 +20,7 @@ from tests.zoo.test_schedules import PARAMS, PROMPTS, cpu, texts
 
 from paceline.drafters.base import NoDrafter
 from paceline.zoo.schedules.dovetail import Dovetail
-from paceline.zoo.schedules.drafting import Chains, Here, Scheduled
+from paceline.zoo.schedules.drafting import ChainDrafting, Here, Scheduled
 from paceline.zoo.schedules.mirror import Mirror
 from paceline.zoo.schedules.pearl import Pearl
 
@@ -115,7 +115,7 @@ def test_the_best_window() -> None:
 @pytest.mark.parametrize("name", ["pearl", "sequential", "mirror-sd"])
 def test_steps_are_those_of_real_runs(name: str, window: int) -> None:
     """Forwards, rows, accepted tokens and waits of a text, by what is right in it."""
-    target, worker = cpu(), Here(Chains(cpu("int4")))
+    target, worker = cpu(), Here(ChainDrafting(cpu("int4")))
     for seed, prompt in enumerate(PROMPTS):
         params = replace(PARAMS["sampled"], seed=seed)
         [text], _ = texts(target, NoDrafter(), params, [prompt])

@@ -32,7 +32,13 @@ from paceline.sampling.sequence import Sequence as Decoded
 from paceline.verifiers.matching import Coupled, SampleMatch
 from paceline.zoo.layers.tables import LAYERS, LayeredTable
 from paceline.zoo.schedules.dovetail import Dovetail
-from paceline.zoo.schedules.drafting import Ask, Chains, Here, Process, Scheduled
+from paceline.zoo.schedules.drafting import (
+    ChainDrafting,
+    DraftProcess,
+    DraftRequest,
+    Here,
+    Scheduled,
+)
 from paceline.zoo.schedules.easyspec import EasySpec, FuzzyChains
 from paceline.zoo.schedules.mirror import Mirror
 from paceline.zoo.schedules.pearl import Pearl
@@ -45,7 +51,7 @@ def half_right(context: tuple[int, ...]) -> Any:
 
 
 def table_worker(logits: LogitsOf = half_right) -> Here:
-    return Here(Chains(TabularTarget(logits, 2)))
+    return Here(ChainDrafting(TabularTarget(logits, 2)))
 
 
 def table_pearl(kind: type[Pearl] = Pearl, window: int = 2) -> Pearl:
@@ -149,12 +155,14 @@ def texts(
 
 
 MAKERS: dict[str, Callable[[Any, Any], Scheduled]] = {
-    "pearl": lambda target, place: Pearl(place(Chains(cpu("int4"))), window=3),
-    "pearl-adaptive": lambda target, place: Pearl(place(Chains(cpu("int4")))),
-    "dovetail": lambda target, place: Dovetail(place(Chains(cpu("int4")))),
-    "mirror": lambda target, place: Mirror(place(Chains(cpu("int4"))), target=target, layers=4),
+    "pearl": lambda target, place: Pearl(place(ChainDrafting(cpu("int4"))), window=3),
+    "pearl-adaptive": lambda target, place: Pearl(place(ChainDrafting(cpu("int4")))),
+    "dovetail": lambda target, place: Dovetail(place(ChainDrafting(cpu("int4")))),
+    "mirror": lambda target, place: Mirror(
+        place(ChainDrafting(cpu("int4"))), target=target, layers=4
+    ),
     "mirror-2": lambda target, place: Mirror(
-        place(Chains(cpu("int4"))), target=target, layers=4, exit=3, branches=2
+        place(ChainDrafting(cpu("int4"))), target=target, layers=4, exit=3, branches=2
     ),
     "easyspec": lambda target, place: EasySpec(place(FuzzyChains(cpu("int4")))),
 }
@@ -162,7 +170,7 @@ MAKERS: dict[str, Callable[[Any, Any], Scheduled]] = {
 
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("place", [Here, Process])
+@pytest.mark.parametrize("place", [Here, DraftProcess])
 def test_the_text_is_that_of_plain_decoding(place: Any, name: str, params: str) -> None:
     target = cpu()
     plain, _ = texts(target, NoDrafter(), PARAMS[params])
@@ -179,7 +187,7 @@ def test_the_text_is_that_of_plain_decoding(place: Any, name: str, params: str) 
     if "adaptive" not in name:
         counts = [each.stats.accepted_tokens for each in done]
         assert [each.stats.accepted_tokens for each in more] == counts
-    if isinstance(drafter.worker, Process):
+    if isinstance(drafter.worker, DraftProcess):
         drafter.worker.stop()
 
 
@@ -200,7 +208,7 @@ def test_argmax_drafts_need_none_of_the_samplers_that_greedy_texts_refuse(name: 
 class Noted(Here):
     """Notes when it is asked and when it answers."""
 
-    def __init__(self, chains: Chains, notes: list[str]) -> None:
+    def __init__(self, chains: ChainDrafting, notes: list[str]) -> None:
         super().__init__(chains)
         self._notes = notes
 
@@ -217,7 +225,7 @@ def test_pearl_verifies_before_and_after() -> None:
     """A draft model that is always right: one pre-verify step, then windows of three."""
     notes: list[str] = []
     target = cpu()
-    drafter = Pearl(Noted(Chains(cpu("fp32")), notes), window=3)
+    drafter = Pearl(Noted(ChainDrafting(cpu("fp32")), notes), window=3)
     _, [done] = texts(target, drafter, PARAMS["greedy"], [PROMPTS[0]])
     assert done.stats.target_forwards == 1 + 39 / 3
     assert done.stats.drafted_tokens == done.stats.accepted_tokens
@@ -226,7 +234,7 @@ def test_pearl_verifies_before_and_after() -> None:
 
 def test_pearl_begins_again_after_a_rejection() -> None:
     """A draft model that is always wrong: nothing but pre-verify steps, and no row is lost."""
-    target, wrong = cpu(), Chains(cpu())
+    target, wrong = cpu(), ChainDrafting(cpu())
     right = wrong._extend
 
     def turned(text: Any, logits: Any) -> bool:
@@ -259,7 +267,7 @@ def test_mirror_continues_every_row() -> None:
     """A right guess behind each row: no draft but the first is waited for."""
     target = cpu()
     draft = tiny_cpu.target("int4", CONFIG, threads=1, kv_tokens=32_768)
-    drafter = Mirror(Here(Chains(draft)), target=target, layers=4, branches=95, window=2)
+    drafter = Mirror(Here(ChainDrafting(draft)), target=target, layers=4, branches=95, window=2)
     _, [done] = texts(target, drafter, PARAMS["greedy"], [PROMPTS[0]])
     assert drafter.misses == 1  # the first
     assert drafter.hits >= done.stats.target_forwards - 2
@@ -276,14 +284,18 @@ def cached(target: CpuTarget, cache: Any, rows: int) -> np.ndarray:
 
 
 def test_groups_of_one_are_the_draft_model() -> None:
-    exact, single, double = Chains(cpu()), FuzzyChains(cpu(), group=1), FuzzyChains(cpu(), group=2)
+    exact, single, double = (
+        ChainDrafting(cpu()),
+        FuzzyChains(cpu(), group=1),
+        FuzzyChains(cpu(), group=2),
+    )
     drafts = []
     for chains in (exact, single, double):
         text = list(range(30))
         chains.open(
             0, text, 30, PARAMS["greedy"], Decoded.start(0, text, PARAMS["greedy"]).randomness
         )
-        drafts.append(chains.draft([Ask(0, tuple(text), 20)]).tokens[0])
+        drafts.append(chains.draft([DraftRequest(0, tuple(text), 20)]).tokens[0])
     assert drafts[0] == drafts[1]
     assert drafts[0][0] == drafts[2][0]  # the first is exact
     assert drafts[0] != drafts[2]
@@ -294,7 +306,7 @@ def test_the_cache_is_calibrated_bit_for_bit(calibrated: bool) -> None:
     """And is not, where drafted keys stay (negative control)."""
     chains = FuzzyChains(cpu(), group=2)
     if not calibrated:
-        chains._cut = lambda text, length: Chains._cut(chains, text, length)  # type: ignore[method-assign]
+        chains._cut = lambda text, length: ChainDrafting._cut(chains, text, length)  # type: ignore[method-assign]
     target = cpu()
     decoder = AutoregressiveDecoder(
         target, EasySpec(Here(chains)), Coupled(), Fixed(4, 4), StopRules((), 160)
@@ -304,7 +316,7 @@ def test_the_cache_is_calibrated_bit_for_bit(calibrated: bool) -> None:
     for _ in range(8):
         decoder.step([sequence])
     assert sequence.stats.accepted_tokens > 3
-    chains.draft([Ask(0, tuple(sequence.tokens), 1)])
+    chains.draft([DraftRequest(0, tuple(sequence.tokens), 1)])
     draft, fresh = chains.model, chains.model.open()
     draft.prefill(fresh, sequence.tokens)
     rows = len(sequence.tokens)
@@ -327,7 +339,7 @@ def test_a_process_that_dies_costs_drafts_alone(survived: list[str]) -> None:
     target = cpu()
     plain, _ = texts(target, NoDrafter(), PARAMS["sampled"], [PROMPTS[0]])
     for strict in (True, False):
-        worker = Process(Chains(cpu("int4")))
+        worker = DraftProcess(ChainDrafting(cpu("int4")))
         decoder = AutoregressiveDecoder(
             target, Pearl(worker, window=3), Coupled(), Fixed(4, 4), StopRules((), 160)
         )
@@ -351,8 +363,8 @@ def test_a_process_that_dies_costs_drafts_alone(survived: list[str]) -> None:
 
 
 def test_an_error_in_the_process_is_raised_here() -> None:
-    worker = Process(Chains(cpu("int4")))
-    worker.send([Ask(7, (1, 2), 1)])
+    worker = DraftProcess(ChainDrafting(cpu("int4")))
+    worker.send([DraftRequest(7, (1, 2), 1)])
     with pytest.raises(KeyError):
         worker.receive()
     worker.send([])
@@ -418,7 +430,7 @@ def test_options() -> None:
     assert drafter._window == 5
     assert made(EasySpec, group="3").worker._chains.group == 3
     process = made(Dovetail).worker
-    assert isinstance(process, Process)
+    assert isinstance(process, DraftProcess)
     process.stop()
     with pytest.raises(InvalidOption, match="no option 'speed'"):
         made(Pearl, speed="3")

@@ -16,14 +16,14 @@ from paceline.cli.output import report as tell
 from paceline.core.options import within
 from paceline.core.processor import cores
 from paceline.errors import InvalidOption
-from paceline.proof.checks import Plan
+from paceline.proof.checks import AuditExtent
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.proof.inside import Report, Row
+    from paceline.proof.inside import AuditRow, InsideReport
 
-_PLAN = Plan()
+_PLAN = AuditExtent()
 
 FAILED = 1
 """Exit code of an audit that found something wrong."""
@@ -105,7 +105,7 @@ def outside(
     from paceline.proof.outside import run
     from paceline.proof.report import plain_report
 
-    plan = Plan(
+    plan = AuditExtent(
         prompts=prompts,
         greedy_prompts=greedy_prompts,
         greedy_tokens=greedy_tokens,
@@ -145,7 +145,7 @@ def _bar(shown: bool) -> Iterator[Callable[..., None]]:
         yield show
 
 
-def _print(report: Report) -> None:
+def _print(report: InsideReport) -> None:
     from rich.console import Console
 
     Console().print(_table(report), markup=False)
@@ -173,14 +173,14 @@ def _print(report: Report) -> None:
     typer.echo("\n".join(lines))
 
 
-def _table(report: Report) -> Table:
+def _table(report: InsideReport) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     for column in ("verifier", "draft sampling", "cases", "runs", "max abs error", "least p", ""):
         right = column in ("cases", "runs", "max abs error", "least p")
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
-    pairs: dict[tuple[str, str], list[Row]] = {}
+    pairs: dict[tuple[str, str], list[AuditRow]] = {}
     for row in report.rows:
         pairs.setdefault((row.verifier, row.draft_sampling), []).append(row)
     above = ""
@@ -207,7 +207,7 @@ def _count(what: str, good: list[bool]) -> str:
     return f"{what}: {sum(good)} of {len(good)}"
 
 
-def _failures(report: Report) -> list[str]:
+def _failures(report: InsideReport) -> list[str]:
     rows = [row for row in report.rows if not row.finding.exact]
     return [
         *(f"FAILED: {problem}" for problem in report.problems),

@@ -33,7 +33,7 @@ def batch(
     options = o.runtime_options(place, room)
     o.check_names(place.runtime, drafter, speculation=rules)
     try:
-        from paceline.serving.batch import Batch, open_output, read_lines
+        from paceline.serving.batch import BatchRun, open_output, read_lines
         from paceline.serving.model import ServedModel
     except ImportError as error:
         raise InvalidOption(
@@ -55,7 +55,7 @@ def batch(
     speed = "{task.completed:.0f}/{task.total:.0f}, {task.fields[rate]} tokens/s"
     with file, progress_bar(speed) as bar, interruptible() as interrupt:
         task = bar.add_task("answering", total=len(left), rate="0")
-        run = Batch(model, file)
+        run = BatchRun(model, file)
         for count in run.run(left, lambda: bool(interrupt)):
             written += count
             rate = f"{run.tokens / (perf_counter() - begin):.0f}"

@@ -53,10 +53,17 @@ def data(
 
     from paceline.registry import loading
     from paceline.training.batches import FeatureRecorder, feature_source
-    from paceline.training.data import SHARD, Plan, Shards, prompts_digest, read_texts, write_texts
+    from paceline.training.data import (
+        SHARD,
+        DataPlan,
+        Shards,
+        prompts_digest,
+        read_texts,
+        write_texts,
+    )
 
     given = read_texts(prompts) if prompts else []
-    plan = Plan(given, self_written, tuple(warmth), new_tokens, seed=seed)
+    plan = DataPlan(given, self_written, tuple(warmth), new_tokens, seed=seed)
     loaded = loading.load_model(model, runtime=computing.runtime, options=checked)
     capabilities = loaded.target.capabilities
     shards = Shards(

@@ -94,11 +94,11 @@ def tune(
 
     from paceline.tuning.search import Search
     from paceline.tuning.space import ModelTrack, Space
-    from paceline.tuning.tuner import Task, tune_kinds
+    from paceline.tuning.tuner import TuningTask, tune_kinds
 
     space = Space.of(loaded)
 
-    def task(kind: Kind) -> Task:
+    def task(kind: Kind) -> TuningTask:
         track = ModelTrack(loaded, chosen, params[kind])
         settings = {
             "prompts": "built-in" if prompts is None else prompts.name,
@@ -111,7 +111,9 @@ def tune(
         # A study goes on only where all that its figures depend on is the same.
         weights = (list(space.everything), space.weights)
         study = digest(repr((__version__, loaded.place, settings, weights)))
-        return Task(Search(journal, study, len(track.searching), seed, space), track, settings)
+        return TuningTask(
+            Search(journal, study, len(track.searching), seed, space), track, settings
+        )
 
     tasks = {kind: task(kind) for kind in kinds}
     with interruptible() as interrupt, _progress(seconds) as watch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.options import within
-from paceline.denoising.caches import CachePlan, Plan
+from paceline.denoising.caches import CachePlan, ForwardPlaces
 from paceline.denoising.canvas import Canvas
 
 # Places and steps, at most.
@@ -29,12 +29,14 @@ class Prefix(CachePlan):
     serves = ("full", "block")
     _span: int | None = None
 
-    def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:
+    def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> ForwardPlaces:
         start, known = canvas.block.start, len(held)
         if fresh:
             known = 0 if self._span is None else max(0, min(known, start - self._span))
         ask = range(known, len(canvas.tokens))
-        return Plan(ask, range(known, max(known, start)), known if known < len(held) else None)
+        return ForwardPlaces(
+            ask, range(known, max(known, start)), known if known < len(held) else None
+        )
 
 
 class FreeCache(Prefix):
@@ -75,7 +77,7 @@ class Dual(CachePlan):
         within("warm", warm, 1, MOST)
         self._every, self._radius, self._warm = every, radius, warm
 
-    def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:
+    def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> ForwardPlaces:
         everything, block = range(len(canvas.tokens)), canvas.block
         near = range(
             max(0, block.start - self._radius), min(len(everything), block.stop + self._radius)
@@ -84,8 +86,8 @@ class Dual(CachePlan):
         due = self._every and canvas.step % self._every == 0
         if fresh or due or len(done) < self._warm:
             keep = [place for place in everything if place not in near]
-            return Plan(everything, keep, 0)
-        return Plan(near)
+            return ForwardPlaces(everything, keep, 0)
+        return ForwardPlaces(near)
 
 
 class Vicinity(Dual):
@@ -120,15 +122,15 @@ class Window(CachePlan):
         within("cycle", cycle, 1, MOST)
         self._width, self._active, self._cycle = width, active, cycle
 
-    def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:
+    def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> ForwardPlaces:
         masked = canvas.masked().tolist()
         active = masked[: self._active]
         filled = [p for p, token in enumerate(canvas.tokens) if token != canvas.mask]
         if fresh or canvas.step % self._cycle == 0:
             # The nearest last: they are dropped as they become active.
             buffer = masked[len(active) : self._width][::-1]
-            return Plan([*filled, *buffer, *active], [*filled, *buffer], 0, active)
+            return ForwardPlaces([*filled, *buffer, *active], [*filled, *buffer], 0, active)
         known = set(held)
         since = [place for place in filled if place not in known]
         kept = len(held) - sum(place in known for place in active)
-        return Plan([*since, *active], (), kept, active)
+        return ForwardPlaces([*since, *active], (), kept, active)

@@ -13,7 +13,7 @@ from paceline.core.types import Attention, Described
 from paceline.denoising.canvas import Canvas
 
 
-class Plan(NamedTuple):
+class ForwardPlaces(NamedTuple):
     """A forward's places.
 
     Attributes:
@@ -43,7 +43,7 @@ class CachePlan(Described):
     shifts: ClassVar[bool] = True
     serves: tuple[Attention, ...] = ("full", "block", "order")
 
-    def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:
+    def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> ForwardPlaces:
         """Return the next forward's plan.
 
         Args:
@@ -51,7 +51,7 @@ class CachePlan(Described):
             held: places in the cache, in its order.
             fresh: it is the first forward of its block.
         """
-        return Plan(range(len(canvas.tokens)))
+        return ForwardPlaces(range(len(canvas.tokens)))
 
 
 class Exact(CachePlan):
@@ -67,6 +67,6 @@ class Exact(CachePlan):
     paper = "Block Diffusion, Arriola et al. 2025, arXiv:2503.09573"
     serves = ("block", "order", "causal")
 
-    def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:
+    def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> ForwardPlaces:
         clean = range(len(held), canvas.span.start)
-        return Plan(range(len(held), canvas.span.stop), clean)
+        return ForwardPlaces(range(len(held), canvas.span.stop), clean)

@@ -84,7 +84,7 @@ class View:
         return spread
 
 
-class Choice(NamedTuple):
+class Decision(NamedTuple):
     """What a rule decides.
 
     Attributes:

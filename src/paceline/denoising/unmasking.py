@@ -22,7 +22,7 @@ from paceline.core.types import (
     TokenLogprob,
 )
 from paceline.denoising.canvas import Ask, Canvas, tokens_at, visible
-from paceline.denoising.process import Choice, Context, Sampler, Terms, View, best
+from paceline.denoising.process import Context, Decision, Sampler, Terms, View, best
 from paceline.errors import InvalidOption, PacelineError
 from paceline.sampling.sampler import logprobs, peak_of
 
@@ -125,7 +125,7 @@ class Rule(Sampler):
         """Return the view with other distributions (credits, guidance); the same by default."""
         return view
 
-    def choose(self, view: View, state: Any) -> Choice:
+    def choose(self, view: View, state: Any) -> Decision:
         raise NotImplementedError
 
     def process(self, context: Context) -> Unmasking:
@@ -160,7 +160,7 @@ class Wrapper(Rule):
     def view(self, view: View, state: Any) -> View:
         return self.inner.view(view, state)
 
-    def choose(self, view: View, state: Any) -> Choice:
+    def choose(self, view: View, state: Any) -> Decision:
         return self.inner.choose(view, state)
 
 
@@ -346,7 +346,7 @@ class Unmasking:
             peak_of(view.scores[0])
         choice = self.rule.choose(view, self.state)
         if self._constraint is not None:
-            choice = Choice(self._allowed(view, choice))
+            choice = Decision(self._allowed(view, choice))
             peak_of(view.scores[choice.fill[0]])
         elif len(choice.fill) and not possible[choice.fill].any():
             choice = choice._replace(fill=best(view.confidence))
@@ -372,10 +372,10 @@ class Unmasking:
             canvas.tokens[place] = canvas.mask
         canvas.step += 1
 
-    def draw(self, view: View, choice: Choice) -> None:
+    def draw(self, view: View, choice: Decision) -> None:
         """Set the picks of the chosen places, if they are not drawn before the choice."""
 
-    def _allowed(self, view: View, choice: Choice) -> list[int]:
+    def _allowed(self, view: View, choice: Decision) -> list[int]:
         # From the first masked place on, without a gap, as far as the constraint goes.
         assert self._constraint is not None
         index = {int(place): i for i, place in enumerate(view.places)}

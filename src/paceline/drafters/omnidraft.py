@@ -21,7 +21,7 @@ import numpy as np
 from paceline.core.options import require
 from paceline.core.target import Output, Target
 from paceline.core.types import Budget, IntArray, LogitArray, TokenTree, Verdict
-from paceline.drafters.string_level import CANDIDATES, Chain, StringLevel
+from paceline.drafters.string_level import CANDIDATES, StringDraft, StringLevel
 from paceline.models.translation import Translation
 from paceline.sampling.sampler import top_k_ids
 from paceline.sampling.sequence import Sequence
@@ -133,7 +133,7 @@ class OmniDraft(StringLevel):
         able = self._model.capabilities
         self.ngrams = NgramCache()
         self._correction = Correction(able.vocab_size, able.hidden_size, self._rank, self._rate)
-        self._chains: dict[int, Chain] = {}
+        self._chains: dict[int, StringDraft] = {}
         self._seen: dict[int, list[_Seen]] = {}
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
@@ -156,7 +156,7 @@ class OmniDraft(StringLevel):
             if chain is not None:
                 self._learn(sequence, chain, verdict, output)
 
-    def _translated(self, chain: Chain) -> list[int]:
+    def _translated(self, chain: StringDraft) -> list[int]:
         # The longest n-gram, or the token alone: one of the target's with its bytes, or several.
         self._chains[chain.sequence.id] = chain
         if not self._by_ngrams or chain.followed.reader.partial:
@@ -173,7 +173,7 @@ class OmniDraft(StringLevel):
             rest = rest[size:]
         return out
 
-    def _corrected(self, chain: Chain, output: Output) -> LogitArray:
+    def _corrected(self, chain: StringDraft, output: Output) -> LogitArray:
         logits = super()._corrected(chain, output)
         if output.hidden is None:
             return logits
@@ -184,7 +184,9 @@ class OmniDraft(StringLevel):
         self._seen[chain.sequence.id].append(_Seen(ids, changed[ids], hidden))
         return changed
 
-    def _learn(self, sequence: Sequence, chain: Chain, verdict: Verdict, output: Output) -> None:
+    def _learn(
+        self, sequence: Sequence, chain: StringDraft, verdict: Verdict, output: Output
+    ) -> None:
         new = sequence.tokens[chain.length :]
         rows = [0, *(node + 1 for node in verdict.path)]
         starts = {place: index for index, place in enumerate((0, *chain.ends))}

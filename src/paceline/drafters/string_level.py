@@ -47,7 +47,7 @@ class Followed:
 
 
 @dataclass(eq=False)
-class Chain:
+class StringDraft:
     """A draft being written after the `length` tokens of a sequence.
 
     Attributes:
@@ -134,7 +134,7 @@ class StringLevel(Drafter):
             followed.reader.read(sequence.tokens[followed.known :])
             followed.known = len(sequence.tokens)
             noisy = self._noise and not sequence.params.greedy
-            chains.append(Chain(sequence, followed, budget, noisy))
+            chains.append(StringDraft(sequence, followed, budget, noisy))
         while going := [each for each in chains if self._goes_on(each)]:
             for each, logits in zip(going, self._logits(going), strict=True):
                 self._extend(each, logits)
@@ -145,7 +145,7 @@ class StringLevel(Drafter):
         if followed is not None:
             self._model.release(followed.cache)
 
-    def _goes_on(self, chain: Chain) -> bool:
+    def _goes_on(self, chain: StringDraft) -> bool:
         known = len(chain.followed.reader.ids) + len(chain.drafted)
         return (
             not chain.done
@@ -154,7 +154,7 @@ class StringLevel(Drafter):
             and 0 < known < self._model.capabilities.max_context
         )
 
-    def _logits(self, chains: List[Chain]) -> list[LogitArray]:
+    def _logits(self, chains: List[StringDraft]) -> list[LogitArray]:
         # Of the draft model's next token. Only what is not cached of text and draft is read.
         passes, texts = [], []
         for chain in chains:
@@ -173,7 +173,7 @@ class StringLevel(Drafter):
             chain.followed.cached = text
         return [self._corrected(*each) for each in zip(chains, outputs, strict=True)]
 
-    def _extend(self, chain: Chain, logits: LogitArray) -> None:
+    def _extend(self, chain: StringDraft, logits: LogitArray) -> None:
         distribution = chain.followed.sampler.distribution(logits, soft=True)
         token, chance = self._choose(chain, distribution)
         piece = b"" if token is None else self._translation.draft.bytes_of(token)
@@ -187,16 +187,16 @@ class StringLevel(Drafter):
         chain.ends.append(len(chain.text))
         chain.tokens = self._translated(chain)
 
-    def _translated(self, chain: Chain) -> list[int]:
+    def _translated(self, chain: StringDraft) -> list[int]:
         partial = len(chain.followed.reader.partial)
         return self._translation.tokens(chain.sequence.tokens, chain.text[partial:])
 
-    def _corrected(self, chain: Chain, output: Output) -> LogitArray:
+    def _corrected(self, chain: StringDraft, output: Output) -> LogitArray:
         # Logits of the draft model's next token.
         logits: LogitArray = output.logits[0]
         return logits
 
-    def _choose(self, chain: Chain, distribution: Distribution) -> tuple[int | None, float]:
+    def _choose(self, chain: StringDraft, distribution: Distribution) -> tuple[int | None, float]:
         # The most likely token, or that of the target's most likely next token under its noise.
         left = chain.followed.reader.partial[len(chain.text) :]
         if not chain.noisy and not left:
@@ -226,7 +226,7 @@ class StringLevel(Drafter):
         chosen = gumbel_argmax(ids, weights, noise)
         return likely[chosen], masses[chosen]
 
-    def _draft(self, chain: Chain) -> TokenTree:
+    def _draft(self, chain: StringDraft) -> TokenTree:
         tokens = chain.tokens[: chain.wanted]
         if not tokens:
             return trees.EMPTY

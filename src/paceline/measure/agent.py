@@ -20,11 +20,11 @@ from paceline.engine.engine import Engine, Prompt
 from paceline.errors import PromptError
 from paceline.measure.prompts import BenchPrompt
 from paceline.measure.report import BASELINE
-from paceline.measure.run import Playing, Race, Record, Run, Workload, decode
+from paceline.measure.run import Playing, Record, Rotation, Run, Workload, decode
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class AgentTask:
     """One task of the agent.
 
     Attributes:
@@ -54,7 +54,7 @@ def _called(name: str) -> tuple[str, str]:
 
 
 TASKS = tuple(
-    Task(
+    AgentTask(
         task["name"],
         task["goal"],
         tuple(task["files"]),
@@ -95,7 +95,7 @@ class Stage:
     prompts: list[Prompt]
 
 
-def stages(task: Task) -> Generator[Stage, list[str], None]:
+def stages(task: AgentTask) -> Generator[Stage, list[str], None]:
     """Yield the stages of a task; each is answered by sending a text per prompt."""
     goal = f"Task: {task.goal}"
     files = _files(task.files)
@@ -145,7 +145,7 @@ def plan_steps(plan: str, otherwise: Sequence[str]) -> list[str]:
 class AgentLoop(Workload):
     """Tasks that a small agent works on; a group is a task."""
 
-    tasks: Sequence[Task] = TASKS
+    tasks: Sequence[AgentTask] = TASKS
     name: ClassVar[str] = "agentic"
     races: int = 2 + ROUNDS
     max_new_tokens: ClassVar[int] = 512  # a whole file, since prompts ask for it
@@ -175,7 +175,7 @@ class AgentLoop(Workload):
                     except PromptError as error:
                         raise PromptError(f"task {task.name}, {name}: {error}") from error
 
-    def play(self, group: Sequence[int], race: Race, params: SamplingParams) -> list[Record]:
+    def play(self, group: Sequence[int], race: Rotation, params: SamplingParams) -> list[Record]:
         task = self.tasks[group[0] // PROMPTS]
         records: list[Record] = []
         left = stages(task)
@@ -192,7 +192,7 @@ class AgentLoop(Workload):
         return records
 
 
-def _played(task: Task, answer: str) -> list[Stage]:
+def _played(task: AgentTask, answer: str) -> list[Stage]:
     left = stages(task)
     stage: Stage | None = next(left)
     out = []
@@ -254,7 +254,7 @@ class Dialogues(Workload):
             except PromptError as error:
                 raise PromptError(f"question {prompt.question_id}: {error}") from error
 
-    def play(self, group: Sequence[int], race: Race, params: SamplingParams) -> list[Record]:
+    def play(self, group: Sequence[int], race: Rotation, params: SamplingParams) -> list[Record]:
         chosen = [self.prompts[number] for number in group]
         turns = max(len(prompt.turns) for prompt in chosen) if self.all_turns else 1
         runs = race.run(partial(_play, prompts=chosen, params=params, turns=turns))

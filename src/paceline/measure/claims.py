@@ -25,7 +25,7 @@ _NOT_RUN, _DEPTHS = "not run: ", "accepted at depth 1, 2, .."
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Claim:
     """A system: how it runs, what its paper claims, and why the figures differ."""
 
     system: str
@@ -83,9 +83,9 @@ def told() -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def lines() -> list[Line]:
+def lines() -> list[Claim]:
     """Return all lines, in the order of the page."""
-    return [Line(**each) for each in told()["line"]]
+    return [Claim(**each) for each in told()["line"]]
 
 
 def changes(result: Mapping[str, Any]) -> str:

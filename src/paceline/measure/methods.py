@@ -14,7 +14,7 @@ from paceline.engine.memory import keep_apart
 from paceline.errors import InvalidOption, PacelineError
 from paceline.measure import report, results
 from paceline.measure.agent import Dialogues
-from paceline.measure.claims import Line, lines, told
+from paceline.measure.claims import Claim, lines, told
 from paceline.measure.prompts import BUILT_IN, BenchPrompt, spread
 from paceline.measure.run import Record, read_alike, run, warm_up
 from paceline.networks.weights import read_metadata, shipped_file
@@ -43,7 +43,7 @@ TITLES = (
 )
 
 
-def chosen(only: Sequence[str], skip: Sequence[str], given: Sequence[str] = ()) -> list[Line]:
+def chosen(only: Sequence[str], skip: Sequence[str], given: Sequence[str] = ()) -> list[Claim]:
     """Return lines with a word of `only` in system or configuration, and none of `skip`.
 
     given: options of methods, as `with_options` takes them.
@@ -52,7 +52,7 @@ def chosen(only: Sequence[str], skip: Sequence[str], given: Sequence[str] = ()) 
     """
     found = with_options(lines(), given)
 
-    def has(line: Line, word: str) -> bool:
+    def has(line: Claim, word: str) -> bool:
         return word.lower() in f"{line.system} {line.configuration}".lower()
 
     for word in (*only, *skip):
@@ -69,7 +69,7 @@ def chosen(only: Sequence[str], skip: Sequence[str], given: Sequence[str] = ()) 
     ]
 
 
-def with_options(of: Sequence[Line], texts: Sequence[str]) -> list[Line]:
+def with_options(of: Sequence[Claim], texts: Sequence[str]) -> list[Claim]:
     """Return lines whose methods have options: `NAME:weights=FILE` stands where NAME alone stood.
 
     Raises InvalidOption for a text without options, or whose method no line has alone.
@@ -96,7 +96,7 @@ def with_options(of: Sequence[Line], texts: Sequence[str]) -> list[Line]:
     return out
 
 
-class Cell(NamedTuple):
+class Measurement(NamedTuple):
     """One measurement of a line: `sizes` is PAPER or HERE.
 
     `turned` is at the other temperature: 1 for a greedy line, 0 for a sampled one.
@@ -108,12 +108,12 @@ class Cell(NamedTuple):
     turned: bool = False
 
 
-def read_cell(entry: Mapping[str, Any]) -> tuple[Cell, dict[str, Any]]:
+def read_cell(entry: Mapping[str, Any]) -> tuple[Measurement, dict[str, Any]]:
     """Return what was kept of a cell and its figures."""
-    return Cell(*entry["cell"]), dict(entry["figures"])
+    return Measurement(*entry["cell"]), dict(entry["figures"])
 
 
-def cells(of: Sequence[Line], batches: Sequence[int]) -> list[Cell]:
+def cells(of: Sequence[Claim], batches: Sequence[int]) -> list[Measurement]:
     """Return what is measured: the paper's sizes at the first batch, ours also at the others.
 
     The other temperature comes last, at the first batch, for rules that are for both.
@@ -121,13 +121,13 @@ def cells(of: Sequence[Line], batches: Sequence[int]) -> list[Cell]:
     out = []
     for line in of:
         if line.nodes or line.depth:
-            out.append(Cell(line.system, PAPER, batches[0]))
-        out += [Cell(line.system, HERE, batch) for batch in batches]
+            out.append(Measurement(line.system, PAPER, batches[0]))
+        out += [Measurement(line.system, HERE, batch) for batch in batches]
     both = [line for line in of if line.verifier != "greedy"]
-    return out + [Cell(line.system, HERE, batches[0], True) for line in both]
+    return out + [Measurement(line.system, HERE, batches[0], True) for line in both]
 
 
-def prompts(line: Line, limit: int) -> list[BenchPrompt]:
+def prompts(line: Claim, limit: int) -> list[BenchPrompt]:
     """Return the prompts of a line, `limit` of them or fewer."""
     if line.work is None:
         return spread(BUILT_IN, limit)
@@ -140,8 +140,8 @@ def prompts(line: Line, limit: int) -> list[BenchPrompt]:
 
 def measure(
     loaded: Loaded,
-    line: Line,
-    cell: Cell,
+    line: Claim,
+    cell: Measurement,
     *,
     draft_model: str | None,
     limit: int,
@@ -219,7 +219,9 @@ def trained_on(drafter: str, model: str) -> int | None:
     return None
 
 
-def rows(of: Sequence[Line], found: Mapping[Cell, dict[str, Any]], draft: bool) -> list[list[str]]:
+def rows(
+    of: Sequence[Claim], found: Mapping[Measurement, dict[str, Any]], draft: bool
+) -> list[list[str]]:
     """Return the page's rows, in the order of `TITLES`: one per line that was measured."""
     out = []
     for line in of:
@@ -276,7 +278,7 @@ def _at(speed: str, where: str) -> str:
     return f"{speed}, {where}" if speed else ""
 
 
-def _identical(line: Line, of: Mapping[Cell, Mapping[str, Any]]) -> str:
+def _identical(line: Claim, of: Mapping[Measurement, Mapping[str, Any]]) -> str:
     shares = {cell: each["identical"] for cell, each in of.items() if "error" not in each}
     if line.guarantee.startswith("lossy"):
         return f"{min(shares.values()):.0%}" if shares else ""
@@ -287,19 +289,19 @@ def _identical(line: Line, of: Mapping[Cell, Mapping[str, Any]]) -> str:
     return "; ".join(["distribution", *(f"greedy {each}" for each in same)])
 
 
-def _why(of: Mapping[str, Any], line: Line) -> str:
+def _why(of: Mapping[str, Any], line: Claim) -> str:
     if "error" not in of:
         trained = of.get("trained")
         return line.why if trained is None else f"trained on {trained:,} tokens; {line.why}"
     return f"{'failed' if 'failed' in of else 'not run'}: {of['error']}"
 
 
-def exact(line: Line, cell: Cell) -> bool:
+def exact(line: Claim, cell: Measurement) -> bool:
     """Return if the very text must be that of plain decoding, and not its distribution alone."""
     return not _temperature(line, cell) or line.verifier in ("auto", "coupled")
 
 
-def _temperature(line: Line, cell: Cell) -> float:
+def _temperature(line: Claim, cell: Measurement) -> float:
     return float(not line.temperature) if cell.turned else line.temperature
 
 

@@ -55,7 +55,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CellRecord:
     """Sums over the cases of a cell under a setting.
 
     Attributes:
@@ -85,9 +85,9 @@ class Record:
     log_p: float | None
 
 
-def read_record(entry: Mapping[str, Any]) -> Record:
+def read_record(entry: Mapping[str, Any]) -> CellRecord:
     """Return a record that was kept."""
-    return Record(**{**entry, "cell": Cell(*entry["cell"])})
+    return CellRecord(**{**entry, "cell": Cell(*entry["cell"])})
 
 
 class Bench:
@@ -112,13 +112,13 @@ class Bench:
         for each in settings:
             if each.denoising is not None:
                 canvas.decoder.check(SamplingParams(max_new_tokens=room), each.denoising)
-        self.records: dict[tuple[str, Cell], Record] = {}
+        self.records: dict[tuple[str, Cell], CellRecord] = {}
         self._canvas, self._left = canvas, left
         self._settings, self._cells = settings, cells
         self._cases, self._room, self._temperature = cases, room, temperature
-        self._kept: Kept[Record] | None = None
+        self._kept: Kept[CellRecord] | None = None
 
-    def keep(self, kept: Kept[Record]) -> None:
+    def keep(self, kept: Kept[CellRecord]) -> None:
         """Take over the records of an earlier run, and append to them."""
         self._kept = kept
         self.records |= {(each.setting, each.cell): each for each in kept.entries}
@@ -128,7 +128,7 @@ class Bench:
         """Runs that are still to come."""
         return len(self._settings) * len(self._cells) - len(self.records)
 
-    def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Record]:
+    def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[CellRecord]:
         """Measure what is left, and yield records as they come."""
         for turn, cell in enumerate(self._cells):
             shift = turn % len(self._settings)
@@ -143,7 +143,7 @@ class Bench:
                     self._kept.append(asdict(record))
                 yield record
 
-    def _measure(self, setting: Setting, cell: Cell) -> Record:
+    def _measure(self, setting: Setting, cell: Cell) -> CellRecord:
         found = list(tasks.cases(cell.task, self._cases, cell.seed, template=cell.template))
         left = setting.sampler == AUTOREGRESSIVE
         engine = self._left if left else self._canvas
@@ -173,7 +173,7 @@ class Bench:
             rows = sum(each.prompt_tokens - 1 + len(each.token_ids) for each in done)
         told = self._temperature and (left or make_sampler(setting.sampler).ignores_draws)
         likely = sum(each.logprob for one in done for each in one.logprobs) if told else None
-        return Record(
+        return CellRecord(
             setting.label,
             cell,
             len(found),
@@ -229,15 +229,15 @@ class Row(NamedTuple):
         return self.tokens / self.forwards
 
 
-def rows(records: Sequence[Record]) -> list[Row]:
+def rows(records: Sequence[CellRecord]) -> list[Row]:
     """Return the means by setting and batch, in the order of the records."""
-    groups: dict[tuple[str, int], list[Record]] = {}
+    groups: dict[tuple[str, int], list[CellRecord]] = {}
     for each in records:
         groups.setdefault((each.setting, each.cell.batch), []).append(each)
     return [_row(setting, batch, mine) for (setting, batch), mine in groups.items()]
 
 
-def _row(setting: str, batch: int, mine: Sequence[Record]) -> Row:
+def _row(setting: str, batch: int, mine: Sequence[CellRecord]) -> Row:
     cases = sum(each.cases for each in mine)
 
     def mean(name: str) -> float:
@@ -258,7 +258,7 @@ def _row(setting: str, batch: int, mine: Sequence[Record]) -> Row:
     )
 
 
-def spread(records: Sequence[Record], setting: str, batch: int) -> float:
+def spread(records: Sequence[CellRecord], setting: str, batch: int) -> float:
     """Return the standard deviation of the strict share over seeds; 0 for one seed."""
     by_seed: dict[int, list[int]] = {}
     for each in records:
@@ -273,7 +273,7 @@ def spread(records: Sequence[Record], setting: str, batch: int) -> float:
     return float((sum((each - mean) ** 2 for each in shares) / (len(shares) - 1)) ** 0.5)
 
 
-def orders(records: Sequence[Record], batch: int) -> dict[int, list[str]]:
+def orders(records: Sequence[CellRecord], batch: int) -> dict[int, list[str]]:
     """Return by template the settings from the most accurate on: where they differ, ranks do."""
     out = {}
     for template in sorted({each.cell.template for each in records}):

@@ -59,7 +59,7 @@ class Problem(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Exercise:
     """A prompt and one right answer, both as words with single spaces between."""
 
     task: str
@@ -87,7 +87,7 @@ class Task(NamedTuple):
 
 def cases(
     task: str, count: int, seed: int, *, held_out: bool = True, template: int | None = None
-) -> Iterator[Case]:
+) -> Iterator[Exercise]:
     """Draw cases of a task, the same for the same seed; of all templates by turns, or of one.
 
     Raises InvalidOption if the task or the template is unknown.
@@ -99,16 +99,16 @@ def cases(
         yield draw(known, task, rng, held_out, index % 3 if template is None else template)
 
 
-def draw(task: Task, name: str, rng: Random, held_out: bool, template: int) -> Case:
+def draw(task: Task, name: str, rng: Random, held_out: bool, template: int) -> Exercise:
     """Draw one case; of the problems one in `HELD_OUT`, by name, is in the held-out part."""
     problem = task.draw(rng)
     while (zlib.crc32(problem.key.encode()) % HELD_OUT == 0) != held_out:
         problem = task.draw(rng)
     prompt = f"{task.templates[template].format(**problem.fields)} {ANSWER}"
-    return Case(name, template, prompt, " ".join(problem.answer), problem)
+    return Exercise(name, template, prompt, " ".join(problem.answer), problem)
 
 
-def grade(case: Case, text: str) -> Grade:
+def grade(case: Exercise, text: str) -> Grade:
     """Grade an answer as text; whatever follows an end token must be cut off before."""
     task, words = TASKS[case.task], tuple(text.split())
     found = task.grade(case.problem, words)

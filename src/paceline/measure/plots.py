@@ -56,7 +56,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class Series:
     """Rows of one drafter, over all prompts and by category, and its style in all plots."""
 
     label: str
@@ -65,20 +65,20 @@ class Method:
     style: Mapping[str, Any]
 
 
-def methods(rows: Sequence[Row]) -> list[Method]:
+def methods(rows: Sequence[Row]) -> list[Series]:
     """Return drafters in the order of the rows, without those that draft nothing."""
-    out: list[Method] = []
+    out: list[Series] = []
     for whole in (row for row in rows if row["category"] == "all"):
         place, name = len(out), whole["drafter"]
         if whole["rows_per_forward"] <= 1:
             continue
         mine = {r["category"]: r for r in rows if r["drafter"] == name and r["category"] != "all"}
         label = name if whole["lossless"] else f"{name} (lossy)"
-        out.append(Method(label, whole, mine, _style(place)))
+        out.append(Series(label, whole, mine, _style(place)))
     return out
 
 
-def speedups(shown: Sequence[Method]) -> str:
+def speedups(shown: Sequence[Series]) -> str:
     """Plot speed-up by category and method; over all prompts with its 90% interval."""
     categories = ["all", *dict.fromkeys(name for each in shown for name in each.by_category)]
 
@@ -107,7 +107,7 @@ def speedups(shown: Sequence[Method]) -> str:
     return _figure("speedups", shown, draw, max(1.8, height))
 
 
-def acceptance(shown: Sequence[Method]) -> str:
+def acceptance(shown: Sequence[Series]) -> str:
     """Plot the share of drafts of at least a depth that were accepted down to it."""
 
     def draw(axes: Axes) -> None:
@@ -122,7 +122,7 @@ def acceptance(shown: Sequence[Method]) -> str:
     return _figure("acceptance", shown, draw, 2.6)
 
 
-def costs(shown: Sequence[Method], curve: Mapping[int, float]) -> str:
+def costs(shown: Sequence[Series], curve: Mapping[int, float]) -> str:
     """Plot c(n), and each method's tokens per forward above its rows."""
 
     def draw(axes: Axes) -> None:
@@ -144,7 +144,7 @@ def costs(shown: Sequence[Method], curve: Mapping[int, float]) -> str:
     return _figure("costs", shown, draw, 2.8)
 
 
-def pareto(shown: Sequence[Method]) -> str:
+def pareto(shown: Sequence[Series]) -> str:
     """Plot tokens per forward against the share of drafting time, with the Pareto front."""
 
     def draw(axes: Axes) -> None:
@@ -165,7 +165,7 @@ def pareto(shown: Sequence[Method]) -> str:
 def scatter(name: str, points: Sequence[tuple[str, int, float, float]], along: str, up: str) -> str:
     """Plot settings, `(label, batch, x, y)`; those of batch 1 are filled."""
     labels = list(dict.fromkeys(label for label, *_ in points))
-    shown = [Method(label, {}, {}, _style(place)) for place, label in enumerate(labels)]
+    shown = [Series(label, {}, {}, _style(place)) for place, label in enumerate(labels)]
 
     def draw(axes: Axes) -> None:
         for label, batch, x, y in points:
@@ -184,11 +184,11 @@ def _style(place: int) -> dict[str, Any]:
     return {"color": _COLOURS[place % len(_COLOURS)], "marker": marker}
 
 
-def _cost(method: Method) -> tuple[float, float]:
+def _cost(method: Series) -> tuple[float, float]:
     return method.whole["draft_share"], -method.whole["block_efficiency"]
 
 
-def _figure(name: str, shown: Sequence[Method], draw: Callable[[Axes], None], height: float) -> str:
+def _figure(name: str, shown: Sequence[Series], draw: Callable[[Axes], None], height: float) -> str:
     lines = -(-len(shown) // 2)
     style: Any = {**_STYLE, "svg.hashsalt": name}  # its type is every known key, by version
     with matplotlib.rc_context(style), warnings.catch_warnings():

@@ -77,7 +77,7 @@ class Stopped(Exception):
     """The user asked for an end in the middle of a group."""
 
 
-class Race:
+class Rotation:
     """Let all engines do the same work, a few steps each in rotation.
 
     So a machine that becomes slower or faster does so for all of them. `turn` says who begins.
@@ -154,7 +154,7 @@ class Workload(ABC):
         """Raise PromptError if a prompt is longer than the context."""
 
     @abstractmethod
-    def play(self, group: Sequence[int], race: Race, params: SamplingParams) -> list[Record]:
+    def play(self, group: Sequence[int], race: Rotation, params: SamplingParams) -> list[Record]:
         """Decode a group with all engines; return a record per number."""
 
 
@@ -188,7 +188,7 @@ def run(
     for number, group in enumerate(workload.groups):
         if done.issuperset(group):
             continue
-        race = Race(engines, turn=number, cold=cold, stop=stop, tick=tick)
+        race = Rotation(engines, turn=number, cold=cold, stop=stop, tick=tick)
         try:
             records = workload.play(group, race, params)
         except Stopped:

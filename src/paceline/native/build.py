@@ -45,7 +45,7 @@ _SECONDS = 1800
 _LOG = logging.getLogger(__name__)
 
 
-class Level(NamedTuple):
+class IsaLevel(NamedTuple):
     """Compiler flags of an instruction set, and the processor's flags that it needs."""
 
     machine: str
@@ -62,13 +62,13 @@ _ARMV8 = "-march=armv8.2-a"
 
 # The best first. "twin" runs AVX-VNNI's code where only AVX-512 has its instruction: for tests.
 LEVELS = {
-    "avx512": Level("x86_64", _AVX512, _V4),
-    "avxvnni": Level("x86_64", (*_AVX2, "-mavxvnni"), _V3 | {"avx_vnni"}),
-    "twin": Level("x86_64", (*_AVX512, "-DPACELINE_TWIN"), _V4),
-    "avx2": Level("x86_64", _AVX2, _V3),
-    "i8mm": Level("aarch64", (f"{_ARMV8}+dotprod+i8mm",), frozenset({"asimddp", "i8mm"})),
-    "dotprod": Level("aarch64", (f"{_ARMV8}+dotprod",), frozenset({"asimddp"})),
-    "portable": Level("", (), frozenset()),
+    "avx512": IsaLevel("x86_64", _AVX512, _V4),
+    "avxvnni": IsaLevel("x86_64", (*_AVX2, "-mavxvnni"), _V3 | {"avx_vnni"}),
+    "twin": IsaLevel("x86_64", (*_AVX512, "-DPACELINE_TWIN"), _V4),
+    "avx2": IsaLevel("x86_64", _AVX2, _V3),
+    "i8mm": IsaLevel("aarch64", (f"{_ARMV8}+dotprod+i8mm",), frozenset({"asimddp", "i8mm"})),
+    "dotprod": IsaLevel("aarch64", (f"{_ARMV8}+dotprod",), frozenset({"asimddp"})),
+    "portable": IsaLevel("", (), frozenset()),
 }
 
 

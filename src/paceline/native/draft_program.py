@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import IntArray, LogitArray
-from paceline.native.library import Heads, Layer, Matrix, Part, View
+from paceline.native.library import CHeads, CLayer, CMatrix, CPart, CView
 from paceline.native.packed import Packed
 from paceline.native.program import Columns, Program
 
@@ -33,7 +33,7 @@ class Operand(NamedTuple):
     weights: LogitArray | None = None
 
 
-class Drawn(NamedTuple):
+class ChainNoise(NamedTuple):
     """Gumbel noise of a chain's next tokens.
 
     Attributes:
@@ -52,7 +52,7 @@ class Drawn(NamedTuple):
 class DraftProgram(Program):
     """Program of a drafter network. All attention has the shape `heads`."""
 
-    def __init__(self, packed: Packed, heads: Heads, longest: int) -> None:
+    def __init__(self, packed: Packed, heads: CHeads, longest: int) -> None:
         """Start an empty program; positions are below `longest`."""
         super().__init__(packed, heads)
         self._longest = longest
@@ -65,7 +65,9 @@ class DraftProgram(Program):
         """Split every row into `slots` rows."""
         self._add("unfold", "unfold", _view(at), slots, to.width, _view(to))
 
-    def pick(self, logits: Columns, ids: IntArray, to: Columns, drawn: Drawn | None = None) -> None:
+    def pick(
+        self, logits: Columns, ids: IntArray, to: Columns, drawn: ChainNoise | None = None
+    ) -> None:
         """Pick argmax and runner-up of each row: ids as int32 bits, and their probabilities.
 
         Args:
@@ -88,7 +90,7 @@ class DraftProgram(Program):
         """
         self._add("leave", "leave", _view(picked), steps, self._input(name))
 
-    def rescore_top_k(self, head: Matrix, hidden: Columns, logits: Columns, best: int) -> None:
+    def rescore_top_k(self, head: CMatrix, hidden: Columns, logits: Columns, best: int) -> None:
         """Replace the `best` largest logits of each row by exact ones; of equal ones the first.
 
         Args:
@@ -112,7 +114,7 @@ class DraftProgram(Program):
     def attend_lent(
         self,
         memory: npt.NDArray[Any],
-        heads: Heads,
+        heads: CHeads,
         angles: LogitArray,
         at: Columns,
         to: Columns,
@@ -133,7 +135,9 @@ class DraftProgram(Program):
             further: see above.
         """
         self._kept.append(memory)
-        layer = Layer(*(each.ctypes.data for each in memory), self._packed.keep(angles), None, None)
+        layer = CLayer(
+            *(each.ctypes.data for each in memory), self._packed.keep(angles), None, None
+        )
         inputs = self._input("lent_rows"), self._input("lent_tables"), further
         self._add(
             "attention", "attend_lent", heads, layer, self._longest, *inputs, *map(_view, (at, to))
@@ -143,10 +147,10 @@ class DraftProgram(Program):
         """Attend among the `slots` rows of each sequence."""
         self._add("attention", "attend_slots", self._heads, slots, _view(at), _view(to))
 
-    def _part(self, of: Operand) -> Part:
+    def _part(self, of: Operand) -> CPart:
         weights = of.weights
         period = 1 if weights is None or weights.ndim == 1 else len(weights)
-        return Part(_view(of.rows), of.repeat, period, self._packed.keep(weights))
+        return CPart(_view(of.rows), of.repeat, period, self._packed.keep(weights))
 
 
 def noise_records(keys: bytes, temperature: float, depth: int) -> npt.NDArray[np.int32]:
@@ -157,5 +161,5 @@ def noise_records(keys: bytes, temperature: float, depth: int) -> npt.NDArray[np
     return np.frombuffer(records, dtype=np.int32).reshape(depth, -1)
 
 
-def _view(columns: Columns | None) -> View:
-    return View(-1, 0) if columns is None else View(columns.buffer, columns.begin)
+def _view(columns: Columns | None) -> CView:
+    return CView(-1, 0) if columns is None else CView(columns.buffer, columns.begin)

@@ -20,28 +20,28 @@ from paceline.native import build
 KvDtype = Literal["fp32", "fp16"]
 
 
-class View(ctypes.Structure):
+class CView(ctypes.Structure):
     """Columns of a buffer from `column` on; buffer -1 means none."""
 
     _fields_ = (("buffer", ctypes.c_int32), ("column", ctypes.c_int32))
 
 
-class Tokens(ctypes.Structure):
+class CTokens(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("input", "stride", "offset")),
-        ("picked", View),
+        ("picked", CView),
     )
 
 
-class Part(ctypes.Structure):
+class CPart(ctypes.Structure):
     _fields_ = (
-        ("view", View),
+        ("view", CView),
         *((name, ctypes.c_int32) for name in ("repeat", "period")),
         ("weights", ctypes.c_void_p),
     )
 
 
-class Matrix(ctypes.Structure):
+class CMatrix(ctypes.Structure):
     """A packed matrix, `native.packed`."""
 
     _fields_ = (
@@ -51,7 +51,7 @@ class Matrix(ctypes.Structure):
     )
 
 
-class Router(ctypes.Structure):
+class CRouter(ctypes.Structure):
     """How scores become weights, `Router` of `kernels/experts.hpp`."""
 
     _fields_ = (
@@ -61,7 +61,7 @@ class Router(ctypes.Structure):
     )
 
 
-class Heads(ctypes.Structure):
+class CHeads(ctypes.Structure):
     """Attention shape, `Shape` of `kernels/attention.hpp`."""
 
     _fields_ = (
@@ -80,7 +80,7 @@ def attends(heads: int, kv_heads: int, width: int) -> bool:
     return width % 16 == 0 and width <= 256 and heads <= 48 * kv_heads
 
 
-class Layer(ctypes.Structure):
+class CLayer(ctypes.Structure):
     _fields_ = tuple(
         (name, ctypes.c_void_p) for name in ("keys", "values", "angles", "query_norm", "key_norm")
     )
@@ -88,8 +88,8 @@ class Layer(ctypes.Structure):
 
 _PTR, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
-_MATRIX, _HEADS, _LAYER = map(ctypes.POINTER, (Matrix, Heads, Layer))
-_TOKENS, _PART, _ROUTER = map(ctypes.POINTER, (Tokens, Part, Router))
+_MATRIX, _HEADS, _LAYER = map(ctypes.POINTER, (CMatrix, CHeads, CLayer))
+_TOKENS, _PART, _ROUTER = map(ctypes.POINTER, (CTokens, CPart, CRouter))
 _SIGNATURES = {
     "packed_bytes": (_LONG, _INT, _LONG, _LONG),
     "pack": (None, _INT, _PTR, _LONG, _PTR, _LONG, _LONG, _INT, _PTR),
@@ -98,25 +98,25 @@ _SIGNATURES = {
     "new": (_PTR,),
     "free": (None, _PTR),
     "buffer": (_INT, _PTR, _INT, _LONG, _INT),
-    "embed": (None, _PTR, _MATRIX, _PTR, _FLOAT, _TOKENS, View),
-    "gather": (None, _PTR, View, _INT, _LONG, _PTR, _FLOAT, View, View),
-    "scatter": (None, _PTR, View, _INT, _LONG, View),
-    "product": (None, _PTR, _MATRIX, _INT, _INT, _FLOAT, _PTR, _FLOAT, View, View, View),
-    "route": (None, _PTR, _ROUTER, View, _LONG, View),
-    "mix": (None, _PTR, _MATRIX, _INT, _INT, _INT, _INT, View, View, View, View),
+    "embed": (None, _PTR, _MATRIX, _PTR, _FLOAT, _TOKENS, CView),
+    "gather": (None, _PTR, CView, _INT, _LONG, _PTR, _FLOAT, CView, CView),
+    "scatter": (None, _PTR, CView, _INT, _LONG, CView),
+    "product": (None, _PTR, _MATRIX, _INT, _INT, _FLOAT, _PTR, _FLOAT, CView, CView, CView),
+    "route": (None, _PTR, _ROUTER, CView, _LONG, CView),
+    "mix": (None, _PTR, _MATRIX, _INT, _INT, _INT, _INT, CView, CView, CView, CView),
     "paths": (None, _PTR, _HEADS, _LONG, _INT, _INT, _INT, _INT),
-    "attention": (None, _PTR, _HEADS, _LAYER, _PTR, View, View),
-    "load": (None, _PTR, _INT, _LONG, View),
-    "join": (None, _PTR, _INT, _PART, _PART, _LONG, View),
-    "unfold": (None, _PTR, View, _INT, _LONG, View),
-    "pick": (None, _PTR, View, _LONG, _PTR, _INT, _INT, _INT, _INT, View),
-    "leave": (None, _PTR, View, _INT, _INT),
-    "refine": (None, _PTR, _MATRIX, View, _LONG, _LONG, View),
+    "attention": (None, _PTR, _HEADS, _LAYER, _PTR, CView, CView),
+    "load": (None, _PTR, _INT, _LONG, CView),
+    "join": (None, _PTR, _INT, _PART, _PART, _LONG, CView),
+    "unfold": (None, _PTR, CView, _INT, _LONG, CView),
+    "pick": (None, _PTR, CView, _LONG, _PTR, _INT, _INT, _INT, _INT, CView),
+    "leave": (None, _PTR, CView, _INT, _INT),
+    "refine": (None, _PTR, _MATRIX, CView, _LONG, _LONG, CView),
     "runs": (None, _PTR, _HEADS, _LONG, _INT, _INT, _INT, _INT, _INT, _INT),
-    "attend_lent": (None, _PTR, _HEADS, _LAYER, _LONG, _INT, _INT, _INT, View, View),
-    "attend_slots": (None, _PTR, _HEADS, _INT, View, View),
+    "attend_lent": (None, _PTR, _HEADS, _LAYER, _LONG, _INT, _INT, _INT, CView, CView),
+    "attend_slots": (None, _PTR, _HEADS, _INT, CView, CView),
     "peaks": (_LONG,),
-    "argmax": (None, _PTR, View, _LONG, View),
+    "argmax": (None, _PTR, CView, _LONG, CView),
     "winner": (_LONG, _PTR, _LONG, _PTR, ctypes.c_char_p),
     "winner_wide": (_LONG, _PTR, _LONG, _PTR, ctypes.c_char_p),
     "best": (_LONG, _PTR, _LONG, _LONG, _LONG, _PTR, _PTR),

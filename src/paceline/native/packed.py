@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import LogitArray, ProbArray
-from paceline.native.library import Matrix, address, library
+from paceline.native.library import CMatrix, address, library
 
 # Outputs that are computed together.
 LANES = 16
@@ -60,7 +60,7 @@ class Packed:
         order: npt.NDArray[np.int64] | None = None,
         bias: LogitArray | None = None,
         threads: int = 1,
-    ) -> Matrix:
+    ) -> CMatrix:
         """Pack a matrix.
 
         Args:
@@ -102,7 +102,7 @@ class Packed:
             threads,
             tiles.ctypes.data,
         )
-        return Matrix(outputs, inputs, number, 0, tiles.ctypes.data, self.keep(bias))
+        return CMatrix(outputs, inputs, number, 0, tiles.ctypes.data, self.keep(bias))
 
 
 def rotary_table(frequencies: ProbArray, positions: int, factor: float = 1.0) -> LogitArray:

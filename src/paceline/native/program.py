@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from paceline.core.types import LogitArray
 from paceline.errors import OutOfMemory
-from paceline.native.library import Heads, Layer, Matrix, Router, Tokens, View, library
+from paceline.native.library import CHeads, CLayer, CMatrix, CRouter, CTokens, CView, library
 from paceline.native.packed import GROUP, Packed
 
 # Activations of a gate, in C++.
@@ -34,7 +34,7 @@ class Columns:
 class Program:
     """Sequence of operations on row buffers, run in the order of addition."""
 
-    def __init__(self, packed: Packed, heads: Heads | None = None) -> None:
+    def __init__(self, packed: Packed, heads: CHeads | None = None) -> None:
         """Start empty.
 
         Args:
@@ -88,7 +88,7 @@ class Program:
 
     def embed(
         self,
-        table: Matrix,
+        table: CMatrix,
         ids: str | Columns,
         to: Columns,
         *,
@@ -109,7 +109,7 @@ class Program:
             offset: see `ids`.
         """
         number, picked = (self._input(ids), None) if isinstance(ids, str) else (-1, ids)
-        at = Tokens(number, stride, offset, _view(picked))
+        at = CTokens(number, stride, offset, _view(picked))
         self._add("embedding", "embed", table, self._packed.keep(extra), scale, at, _view(to))
 
     def gather(
@@ -133,7 +133,7 @@ class Program:
     def product(
         self,
         name: str,
-        matrices: Sequence[Matrix],
+        matrices: Sequence[CMatrix],
         at: Columns,
         to: Columns,
         *,
@@ -158,7 +158,7 @@ class Program:
         """
         if gate and len(matrices) != 2:
             raise ValueError(f"{name}: a gate takes two matrices, not {len(matrices)}")
-        parts = (Matrix * len(matrices))(*matrices)
+        parts = (CMatrix * len(matrices))(*matrices)
         views = (_view(at), _view(residual), _view(to))
         kept = self._packed.keep(norm)
         self._add(name, "product", parts, len(matrices), gate, scale, kept, eps, *views)
@@ -175,13 +175,13 @@ class Program:
         eps: float = 0.0,
     ) -> None:
         """Add the weights of experts from their scores; see `models.ops.Experts`."""
-        router = Router(used, sum_to_one, self._packed.keep(norm), eps)
+        router = CRouter(used, sum_to_one, self._packed.keep(norm), eps)
         self._add(name, "route", router, _view(scores), to.width, _view(to))
 
     def mix(
         self,
         name: str,
-        experts: Sequence[Sequence[Matrix]],
+        experts: Sequence[Sequence[CMatrix]],
         at: Columns,
         weights: Columns,
         to: Columns,
@@ -204,7 +204,7 @@ class Program:
         """
         parts = [matrix for matrices in experts for matrix in matrices]
         views = map(_view, (at, weights, residual, to))
-        packed, count = (Matrix * len(parts))(*parts), len(experts[0])
+        packed, count = (CMatrix * len(parts))(*parts), len(experts[0])
         gated = len(experts) == 3
         self._add(name, "mix", packed, count, gated, activation, every, *views)
 
@@ -221,7 +221,7 @@ class Program:
         at: Columns,
         to: Columns,
         whole: npt.NDArray[Any] | None = None,
-        heads: Heads | None = None,
+        heads: CHeads | None = None,
     ) -> None:
         """Add attention of one layer over its keys and values.
 
@@ -235,7 +235,7 @@ class Program:
             heads: shape, if not the program's.
         """
         self._kept += [memory, whole]
-        layer = Layer(
+        layer = CLayer(
             *(each.ctypes.data for each in memory), *map(self._packed.keep, (angles, *norms))
         )
         asked = None if whole is None else whole.ctypes.data
@@ -337,5 +337,5 @@ def _check(error: bytes | None) -> None:
         raise ValueError(error.decode())
 
 
-def _view(columns: Columns | None) -> View:
-    return View(-1, 0) if columns is None else View(columns.buffer, columns.begin)
+def _view(columns: Columns | None) -> CView:
+    return CView(-1, 0) if columns is None else CView(columns.buffer, columns.begin)

@@ -15,7 +15,7 @@ from paceline.native.library import address, calls, library
 _Memory = ctypes.c_char * 1
 
 
-class Choice(ctypes.Structure):
+class CChoice(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_double) for name in ("temperature", "top_p", "log_min_p")),
         ("top_k", ctypes.c_int64),
@@ -28,7 +28,7 @@ class Race:
     def __init__(self, params: SamplingParams) -> None:
         """Bind temperature (not 0) and truncation."""
         lowest = float(np.log(params.min_p)) if params.min_p > 0 else -np.inf
-        self._choice = Choice(params.temperature, params.top_p, lowest, params.top_k)
+        self._choice = CChoice(params.temperature, params.top_p, lowest, params.top_k)
         self._at = ctypes.addressof(self._choice)
         loaded = library()
         self._find = (

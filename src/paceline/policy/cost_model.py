@@ -98,7 +98,7 @@ def best_depths(
 _NOTHING = Budget(0, 0)
 
 
-class Chains:
+class ChainSizer:
     """Size chains by the acceptance of earlier steps and the cost of a drafted level."""
 
     def __init__(self, limit: Budget, acceptance: float, level_seconds: float) -> None:
@@ -277,7 +277,7 @@ class CostModelController(Controller):
         self.costs = costs
         self._limit = Budget(nodes, depth)
         self._acceptance = AcceptanceEstimates()
-        self._chains = Chains(self._limit, chain_acceptance, draft_level_seconds)
+        self._chains = ChainSizer(self._limit, chain_acceptance, draft_level_seconds)
         self._next = chain_acceptance
         self._worths: dict[int, _Worth] = {}  # by size of the batch, in powers of two
         self._worth = self._worth_of(1)  # in this step

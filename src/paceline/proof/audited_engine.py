@@ -17,7 +17,7 @@ END = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SeededRequest:
     """Request for one independent continuation of a prompt per seed.
 
     No truncation, no penalties. End tokens are ordinary tokens; an engine may stop there.
@@ -71,7 +71,7 @@ class AuditedEngine(Protocol):
         """Encode `text` for the engine; `chat` applies the chat template, where one is known."""
         ...
 
-    def continuations(self, ask: Request) -> list[tuple[Token, ...]]:
+    def continuations(self, ask: SeededRequest) -> list[tuple[Token, ...]]:
         """Return a continuation of at most `ask.tokens` tokens per seed; raises EngineFailed."""
         ...
 
@@ -87,7 +87,7 @@ class CallableEngine:
 
     def __init__(
         self,
-        answer: Callable[[Request], Sequence[Sequence[Token]]],
+        answer: Callable[[SeededRequest], Sequence[Sequence[Token]]],
         name: str = "callable",
         distribution: Callable[[Prompt, float], Mapping[Token, float]] | None = None,
         encode: Callable[[str], Prompt] = str,
@@ -103,7 +103,7 @@ class CallableEngine:
     def prompt(self, text: str, chat: bool) -> Prompt:
         return self._encode(text)
 
-    def continuations(self, ask: Request) -> list[tuple[Token, ...]]:
+    def continuations(self, ask: SeededRequest) -> list[tuple[Token, ...]]:
         return [tuple(tokens) for tokens in self._answer(ask)]
 
     def distribution(self, prompt: Prompt, temperature: float) -> Mapping[Token, float] | None:

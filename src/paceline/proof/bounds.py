@@ -324,7 +324,7 @@ def by_token(chain: MeasuredChain) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class BoundedRule:
     """A verifier, its drafting method, its acceptance and the upper bound of any verifier.
 
     Both are functions of p, q and a number of drafts between `fewest` and `most` (None: any).
@@ -342,12 +342,14 @@ class Rule:
 
 
 # Every lossless node-by-node verifier, with the drafts that suit it best.
-RULES: tuple[Rule, ...] = (
-    Rule("rejection", "independent", lambda p, q, n: overlap(p, q), best_iid, most=1),
-    Rule("recursive", "independent", recursive, best_iid, fewest=2),
-    Rule("k-seq", "independent", k_seq, best_iid, fewest=2),
-    Rule("recursive-distinct", "without replacement", recursive_distinct, best_distinct, fewest=2),
-    Rule("top-and-one", "top and one drawn", best_top_and_one, best_top_and_one, fewest=2),
-    Rule("sample-match", "argmax", best_fixed, best_fixed),
-    Rule("coupled", "shared noise", coupled, best_distinct),
+RULES: tuple[BoundedRule, ...] = (
+    BoundedRule("rejection", "independent", lambda p, q, n: overlap(p, q), best_iid, most=1),
+    BoundedRule("recursive", "independent", recursive, best_iid, fewest=2),
+    BoundedRule("k-seq", "independent", k_seq, best_iid, fewest=2),
+    BoundedRule(
+        "recursive-distinct", "without replacement", recursive_distinct, best_distinct, fewest=2
+    ),
+    BoundedRule("top-and-one", "top and one drawn", best_top_and_one, best_top_and_one, fewest=2),
+    BoundedRule("sample-match", "argmax", best_fixed, best_fixed),
+    BoundedRule("coupled", "shared noise", coupled, best_distinct),
 )

@@ -284,7 +284,7 @@ NEAR_TIE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AuditExtent:
     """Extent of an audit. 0 prompts or samples omit a test.
 
     Attributes:
@@ -342,7 +342,7 @@ class Trial:
     distribution: Mapping[Token, float] | None = None
 
 
-def tests(trials: Sequence[Trial], plan: Plan) -> tuple[DistributionTest, ...]:
+def tests(trials: Sequence[Trial], plan: AuditExtent) -> tuple[DistributionTest, ...]:
     """Run all tests of the trials, with Holm's correction."""
     number = sum(1 + (trial.distribution is not None) for trial in trials)
     if not number:
@@ -359,7 +359,11 @@ def tests(trials: Sequence[Trial], plan: Plan) -> tuple[DistributionTest, ...]:
 
 
 def _first_token(
-    trial: Trial, distribution: Mapping[Token, float], plan: Plan, level: float, resamples: int
+    trial: Trial,
+    distribution: Mapping[Token, float],
+    plan: AuditExtent,
+    level: float,
+    resamples: int,
 ) -> DistributionTest:
     outcomes = [tokens[0] if tokens else END for tokens in trial.on]
     cells = pool(distribution, len(outcomes))
@@ -380,7 +384,7 @@ def _first_token(
     )
 
 
-def _sequences(trial: Trial, plan: Plan, level: float, resamples: int) -> DistributionTest:
+def _sequences(trial: Trial, plan: AuditExtent, level: float, resamples: int) -> DistributionTest:
     def filled(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         return (*tokens, *[END] * (plan.tokens - len(tokens)))
 

@@ -23,7 +23,7 @@ from paceline.proof.audited_engine import (
     AuditedEngine,
     CallableEngine,
     Prompt,
-    Request,
+    SeededRequest,
     Tally,
     Token,
 )
@@ -77,7 +77,7 @@ class PacelineEngine:
     def prompt(self, text: str, chat: bool) -> Prompt:
         return encode(self._engines[True].tokenizer, text, chat)
 
-    def continuations(self, ask: Request) -> list[tuple[Token, ...]]:
+    def continuations(self, ask: SeededRequest) -> list[tuple[Token, ...]]:
         engine = self._engines[ask.speculation]
         wanted = [
             engine.add(
@@ -126,8 +126,8 @@ def open_engine(name: str, options: Mapping[str, str] | None = None) -> AuditedE
 
     Args:
         name: "paceline"; an engine of `PEERS`; a URL; "python:MODULE:FUNCTION", a function
-            from `Request` to token sequences; or "command:PROGRAM ARGUMENTS", which speaks JSON
-            lines (`remote_engines`).
+            from `SeededRequest` to token sequences; or "command:PROGRAM ARGUMENTS", which speaks
+            JSON lines (`remote_engines`).
         options: for paceline, arguments of `load`; for peers, options of their scripts; for URLs
             "off", "model", and "on_fields" and "off_fields" as JSON.
     """
@@ -206,7 +206,7 @@ def _fields(key: str, options: dict[str, str]) -> dict[str, Any]:
     return fields
 
 
-def _function(name: str) -> Callable[[Request], Sequence[Sequence[Token]]]:
+def _function(name: str) -> Callable[[SeededRequest], Sequence[Sequence[Token]]]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -214,7 +214,7 @@ def _function(name: str) -> Callable[[Request], Sequence[Sequence[Token]]]:
         raise InvalidOption(
             f"cannot import '{attribute}' from '{module}' ({error}): give python:MODULE:FUNCTION"
         ) from error
-    function: Callable[[Request], Sequence[Sequence[Token]]] = found
+    function: Callable[[SeededRequest], Sequence[Sequence[Token]]] = found
     return function
 
 

@@ -150,7 +150,7 @@ def _bytes(name: str, count: int) -> npt.NDArray[np.uint8]:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class TinyModel:
     """A tiny model: its family, the formats of its matrices by turns, and the precision."""
 
     family: str
@@ -166,10 +166,10 @@ class Case:
         return CpuTarget(config, weights, self.precision, kv_tokens=1024, threads=threads)
 
 
-CASES: dict[str, Case] = {
-    **{family.hf: Case(family.hf, tuple(KINDS)) for family in FAMILIES},
-    **{f"llama {kind}": Case("llama", (kind,)) for kind in KINDS},
-    **{f"llama {each}": Case("llama", ("F32",), each) for each in ("int8", "int4", "fp32")},
+CASES: dict[str, TinyModel] = {
+    **{family.hf: TinyModel(family.hf, tuple(KINDS)) for family in FAMILIES},
+    **{f"llama {kind}": TinyModel("llama", (kind,)) for kind in KINDS},
+    **{f"llama {each}": TinyModel("llama", ("F32",), each) for each in ("int8", "int4", "fp32")},
 }
 
 

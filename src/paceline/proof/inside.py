@@ -325,7 +325,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AuditRow:
     """One case of one compatible pair."""
 
     verifier: str
@@ -349,13 +349,13 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class InsideReport:
     """Results of an audit: cases, cases left out, refusals, faults, lossy verifiers and controls.
 
     `problems` has one line per verifier that is wrong as a whole.
     """
 
-    rows: list[Row]
+    rows: list[AuditRow]
     left_out: list[Missing]
     refused: list[Refusal]
     bad_input: list[BadInput]
@@ -403,7 +403,7 @@ def audit(
     grid: Grid = FULL,
     jobs: int | None = None,
     progress: Progress = lambda done, total: None,
-) -> Report:
+) -> InsideReport:
     """Audit the registered verifiers, all if `names` is empty; raises InvalidOption if unknown.
 
     `jobs` None takes one process per core. Above 1, a calling script needs a main guard.
@@ -434,11 +434,11 @@ def audit(
         if drafts.fits(rule)
         for case in grid.cases(rule, drafts)
     ]
-    rows: list[Row] = []
+    rows: list[AuditRow] = []
     skipped: Counter[tuple[str, str, LeftOut]] = Counter()
     for done, (task, found) in enumerate(zip(tasks, _run(tasks, grid, jobs), strict=True), 1):
         if isinstance(found, Finding):
-            rows.append(Row(task.verifier, task.draft_sampling, task.case, found))
+            rows.append(AuditRow(task.verifier, task.draft_sampling, task.case, found))
         else:
             skipped[task.verifier, task.draft_sampling, found] += 1
         progress(done, len(tasks))
@@ -448,7 +448,7 @@ def audit(
     problems += [
         f"verifier '{v}' on draft distribution '{d}': no case was run" for v, d in sorted(unseen)
     ]
-    return Report(
+    return InsideReport(
         rows=rows,
         left_out=[Missing(*pair, count) for pair, count in skipped.items()],
         refused=[

@@ -10,10 +10,10 @@ from itertools import zip_longest
 
 from paceline.errors import EngineFailed
 from paceline.measure.prompts import BUILT_IN, read_prompts, spread
-from paceline.proof.audited_engine import AuditedEngine, Prompt, Request, Token
-from paceline.proof.checks import Plan, Trial, tests
+from paceline.proof.audited_engine import AuditedEngine, Prompt, SeededRequest, Token
+from paceline.proof.checks import AuditExtent, Trial, tests
 from paceline.proof.engine_factory import Referee, open_engine, referee
-from paceline.proof.report import Greedy, Report
+from paceline.proof.report import GreedyTexts, Report
 
 _BATCH = 50
 _TITLE = 60
@@ -21,7 +21,7 @@ _TITLE = 60
 
 def run(
     engine: str | AuditedEngine,
-    plan: Plan | None = None,
+    plan: AuditExtent | None = None,
     options: Mapping[str, str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
@@ -32,7 +32,7 @@ def run(
         PromptError: the prompt file cannot be used.
         EngineFailed: the engine cannot be reached, died, or gave a malformed answer.
     """
-    plan = plan or Plan()
+    plan = plan or AuditExtent()
     say = progress or (lambda line: None)
     texts = _greedy_texts(plan)
     with ExitStack() as stack:
@@ -59,16 +59,18 @@ def run(
     )
 
 
-def _greedy_texts(plan: Plan) -> list[str]:
+def _greedy_texts(plan: AuditExtent) -> list[str]:
     if not plan.greedy_prompts:
         return []
     prompts = list(BUILT_IN) if plan.prompts is None else read_prompts(plan.prompts)
     return [each.turns[0] for each in spread(prompts, plan.greedy_prompts)]
 
 
-def _greedy(engine: AuditedEngine, text: str, plan: Plan, judge: Referee | None) -> Greedy:
+def _greedy(
+    engine: AuditedEngine, text: str, plan: AuditExtent, judge: Referee | None
+) -> GreedyTexts:
     prompt = engine.prompt(text, True)
-    ask = Request(prompt, True, 0.0, plan.greedy_tokens, (plan.seed,))
+    ask = SeededRequest(prompt, True, 0.0, plan.greedy_tokens, (plan.seed,))
     on, off, again = (
         _continuations(engine, replace(ask, speculation=speculation))[0]
         for speculation in (True, False, False)
@@ -79,7 +81,7 @@ def _greedy(engine: AuditedEngine, text: str, plan: Plan, judge: Referee | None)
     gap, by = None, None
     if place is not None and one is not None and other is not None:
         gap, by = _gap(engine, judge, prompt, off[:place], one, other)
-    return Greedy(_title(text), len(off), place, one, other, gap, by, off == again)
+    return GreedyTexts(_title(text), len(off), place, one, other, gap, by, off == again)
 
 
 def _gap(
@@ -107,7 +109,7 @@ def _gap(
     return None, None
 
 
-def _trial(engine: AuditedEngine, text: str, plan: Plan, number: int) -> Trial:
+def _trial(engine: AuditedEngine, text: str, plan: AuditExtent, number: int) -> Trial:
     # No seed is used twice: some engines tie draws to seeds.
     prompt = engine.prompt(text, False)
     first = plan.seed * 10**9 + number * 10**7
@@ -118,7 +120,7 @@ def _trial(engine: AuditedEngine, text: str, plan: Plan, number: int) -> Trial:
         for start in range(0, plan.samples, _BATCH):
             size = min(_BATCH, plan.samples - start)
             begin = seeds[speculation] + start
-            ask = Request(
+            ask = SeededRequest(
                 prompt,
                 speculation,
                 plan.temperature,
@@ -132,7 +134,7 @@ def _trial(engine: AuditedEngine, text: str, plan: Plan, number: int) -> Trial:
     return Trial(_title(text), sample(True), sample(False), distribution)
 
 
-def _continuations(engine: AuditedEngine, ask: Request) -> list[tuple[Token, ...]]:
+def _continuations(engine: AuditedEngine, ask: SeededRequest) -> list[tuple[Token, ...]]:
     got = engine.continuations(ask)
     if len(got) != len(ask.seeds):
         raise EngineFailed(

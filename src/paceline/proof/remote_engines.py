@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import EngineFailed, InvalidOption
-from paceline.proof.audited_engine import Prompt, Request, Tally, Timing, Token
+from paceline.proof.audited_engine import Prompt, SeededRequest, Tally, Timing, Token
 
 _GRACE_SECONDS = 10
 
@@ -88,7 +88,7 @@ class JsonlEngine:
     def prompt(self, text: str, chat: bool) -> Prompt:
         return text if self._encode is None else self._encode(text, chat)
 
-    def continuations(self, ask: Request) -> list[tuple[Token, ...]]:
+    def continuations(self, ask: SeededRequest) -> list[tuple[Token, ...]]:
         said = self._say("continue", {n: getattr(ask, n) for n in ask.__slots__})
         answer, accepted = said.get("tokens"), said.get("accepted")
         if (
@@ -244,7 +244,7 @@ class UrlEngine:
     def prompt(self, text: str, chat: bool) -> Prompt:
         return text
 
-    def continuations(self, ask: Request) -> list[tuple[Token, ...]]:
+    def continuations(self, ask: SeededRequest) -> list[tuple[Token, ...]]:
         out: list[tuple[Token, ...]] = []
         for seed in ask.seeds:
             choice = self._post(

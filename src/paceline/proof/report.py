@@ -10,7 +10,7 @@ from paceline.proof.audited_engine import Token
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy:
+class GreedyTexts:
     """Greedy continuations of one prompt, with and without speculation.
 
     Attributes:
@@ -61,7 +61,7 @@ class Report:
 
     about: Mapping[str, str]
     settings: Mapping[str, Any]
-    greedy: tuple[Greedy, ...]
+    greedy: tuple[GreedyTexts, ...]
     distributions: tuple[DistributionTest, ...]
     level: float
     near_tie: float

@@ -21,7 +21,7 @@ from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.policy.controller import Fixed
 from paceline.policy.cost import CostModel
-from paceline.proof.bounds import RULES, Rule, by_token
+from paceline.proof.bounds import RULES, BoundedRule, by_token
 from paceline.registry.loaded import Loaded
 from paceline.sampling.randomness import Randomness
 from paceline.trees.drawn import Iid
@@ -41,7 +41,7 @@ Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class ChainFigures:
     """Figures of one drafted chain.
 
     Attributes:
@@ -74,12 +74,12 @@ def measure(
     *,
     drafts: Sequence[int],
     depth: int,
-) -> Iterator[list[Round]]:
+) -> Iterator[list[ChainFigures]]:
     """Yield rounds of speculative decoding with a draft model, prompt by prompt.
 
     `drafts` are the numbers of drafts of a node to report; chains have length `depth`.
     """
-    rounds: list[Round] = []
+    rounds: list[ChainFigures] = []
 
     def see(tree: TokenTree, distributions: TargetDistributions) -> None:
         if len(tree) == depth:  # where room ends, the last chains are shorter
@@ -100,12 +100,14 @@ def measure(
         yield rounds
 
 
-def _round(tree: TokenTree, distributions: TargetDistributions, drafts: Sequence[int]) -> Round:
+def _round(
+    tree: TokenTree, distributions: TargetDistributions, drafts: Sequence[int]
+) -> ChainFigures:
     assert tree.sampling is not None
     p, q = distributions.distribution(ROOT), tree.sampling.rows[ROOT]
     bounds: dict[tuple[Any, int], float] = {}
 
-    def bound(rule: Rule, count: int) -> float:
+    def bound(rule: BoundedRule, count: int) -> float:
         if (rule.bound, count) not in bounds:
             bounds[rule.bound, count] = rule.bound(p, q, count)
         return bounds[rule.bound, count]
@@ -126,10 +128,10 @@ def _round(tree: TokenTree, distributions: TargetDistributions, drafts: Sequence
     chains["block", "one path", 1] = accepted(chain, 1)
     for count in PATHS:
         chains["multipath-block", "independent paths", count] = accepted(chain, count)
-    return Round(nodes, chains)
+    return ChainFigures(nodes, chains)
 
 
-def rows(prompts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
+def rows(prompts: Sequence[Sequence[ChainFigures]]) -> list[dict[str, Any]]:
     """Return acceptance at a node by verifier and number of drafts, with bound and spread.
 
     Intervals hold 90% of bootstrap means over prompts, ranges 80% of the nodes.
@@ -160,7 +162,7 @@ def rows(prompts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
 
 
 def chain_rows(
-    prompts: Sequence[Sequence[Round]], depth: int, target: CostModel, draft: CostModel
+    prompts: Sequence[Sequence[ChainFigures]], depth: int, target: CostModel, draft: CostModel
 ) -> list[dict[str, Any]]:
     """Return accepted tokens per round of verifiers of chains, with spread as in `rows`.
 
@@ -194,7 +196,7 @@ def _seconds(depth: int, paths: int, target: CostModel, draft: CostModel) -> flo
     return depth * draft.time(paths) + target.time(1 + depth * paths)
 
 
-def orderings(prompts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
+def orderings(prompts: Sequence[Sequence[ChainFigures]]) -> list[dict[str, Any]]:
     """Check inequalities of theory: least and mean difference over all rounds."""
     rounds = [each for prompt in prompts for each in prompt]
     counts = sorted({count for _, _, count in rounds[0].nodes if count > 1})
@@ -245,7 +247,7 @@ def orderings(prompts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
     return out
 
 
-def _first(prompts: Sequence[Sequence[Round]]) -> Round:
+def _first(prompts: Sequence[Sequence[ChainFigures]]) -> ChainFigures:
     return next(each for rounds in prompts for each in rounds)
 
 

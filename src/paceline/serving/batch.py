@@ -174,7 +174,7 @@ def _record(id: str, key: str | None, response: Json | None, error: Json | None)
     return encoded(out) + b"\n"
 
 
-class Batch:
+class BatchRun:
     """Decodes lines, as many at a time as the engine takes, and appends their answers."""
 
     def __init__(self, model: ServedModel, file: FileIO) -> None:

@@ -22,7 +22,7 @@ _STRIDE = 1_000_003
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DataPlan:
     """Plan of a data set. Text `i` is a function of the plan, the model and `i`.
 
     Attributes:
@@ -95,7 +95,7 @@ class Text:
 
 def write_texts(
     engine: Engine,
-    plan: Plan,
+    plan: DataPlan,
     indices: Iterable[int],
     batch: int,
     stopped: Callable[[], bool] = lambda: False,

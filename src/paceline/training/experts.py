@@ -76,7 +76,7 @@ class ExpertRecipe:
         require(1 <= self.used <= self.experts, "used", self.used, f"1 to {self.experts}")
 
 
-class Layer(nn.Module):
+class ExpertLayer(nn.Module):
     """Parameters of a layer; experts lie one behind another, as `up` rows and `down` columns."""
 
     def __init__(self, recipe: ExpertRecipe, generator: torch.Generator) -> None:
@@ -111,7 +111,7 @@ class ExpertModule(nn.Module):
         drawn = torch.randn((vocabulary, recipe.width), generator=generator)
         self.embedding = nn.Parameter(drawn * 0.02)
         self.norm = nn.Parameter(torch.ones(recipe.width))
-        self.layers = nn.ModuleList(Layer(recipe, generator) for _ in range(recipe.layers))
+        self.layers = nn.ModuleList(ExpertLayer(recipe, generator) for _ in range(recipe.layers))
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return logits `[texts, rows, vocabulary]` and the scores of the routers by layer.
@@ -126,7 +126,7 @@ class ExpertModule(nn.Module):
         cos, sin = angles.cos(), angles.sin()
         x, scores = self.embedding[tokens], []
         for layer in self.layers:
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, ExpertLayer)
             y = rms(x, layer.attention_norm)
             q, k, v = (
                 functional.linear(y, part).view(*y.shape[:2], -1, head).transpose(1, 2)
@@ -147,7 +147,7 @@ class ExpertModule(nn.Module):
             x = x + functional.linear(weighted.flatten(-2), layer.down)
         return functional.linear(rms(x, self.norm), self.embedding), scores
 
-    def weights(self, layer: Layer, scores: Tensor) -> Tensor:
+    def weights(self, layer: ExpertLayer, scores: Tensor) -> Tensor:
         """Return the weights of experts from their scores, 0 for those that a row does not use."""
         if self.recipe.kind == "blockffn":
             return rms(scores.relu(), layer.router_norm)

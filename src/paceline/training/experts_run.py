@@ -20,9 +20,9 @@ from paceline.training.denoisers.files import card_of_run, llama_json, page, sav
 from paceline.training.denoisers.rows import EOS, MASK, PAD, UNKNOWN, text_of, vocabulary
 from paceline.training.denoisers.run import JUDGED, SHARES
 from paceline.training.experts import (
+    ExpertLayer,
     ExpertModule,
     ExpertRecipe,
-    Layer,
     balance_loss,
     chunk_loss,
     locality_loss,
@@ -155,7 +155,7 @@ def experts_of(module: ExpertModule, texts: Sequence[Any]) -> list[BoolArray]:
     for begin in range(0, len(texts), JUDGED):
         tokens, valid = padded(texts[begin : begin + JUDGED])
         for layer, scores, to in zip(module.layers, module(tokens)[1], found, strict=True):
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, ExpertLayer)
             to.append((module.weights(layer, scores)[valid] != 0).numpy())
     return [np.concatenate(each) for each in found]
 

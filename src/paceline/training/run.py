@@ -142,7 +142,7 @@ def check_finite(loss: float, step: int, checkpoint: Path | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TrainingStep:
     """Update of a run: step from 1, tokens so far, loss before the update (NaN if none)."""
 
     step: int
@@ -176,7 +176,7 @@ class LossCourse:
         """Restart the clock, so that pauses do not count."""
         self._clock = perf_counter()
 
-    def add(self, report: Report) -> None:
+    def add(self, report: TrainingStep) -> None:
         now = perf_counter()
         self.seconds += now - self._clock
         self._clock = now
@@ -275,7 +275,7 @@ class TrainingRun(ABC, Generic[Quality]):
         """Return the batches of a pass over the texts, a pure function of its number."""
         return order(self.texts, self._batch_tokens, self._seed + epoch)
 
-    def run(self) -> Iterator[Report]:
+    def run(self) -> Iterator[TrainingStep]:
         """Train to the end, one update at a time; InvalidOption if the loss is not finite."""
         self.course.start()
         groups: list[list[Text]] = []
@@ -303,7 +303,7 @@ class TrainingRun(ABC, Generic[Quality]):
             self._checkpoint.unlink(missing_ok=True)
         return done
 
-    def _update(self, texts: Sequence[Text]) -> Report:
+    def _update(self, texts: Sequence[Text]) -> TrainingStep:
         for optimiser, peak in self._rated:
             for group in optimiser.param_groups:
                 group["lr"] = self.rate(peak)
@@ -315,4 +315,4 @@ class TrainingRun(ABC, Generic[Quality]):
             values.append(value)
         self.step += 1
         self.tokens += sum(len(text.tokens) for text in texts)
-        return Report(self.step, self.tokens, fmean(values) if values else math.nan)
+        return TrainingStep(self.step, self.tokens, fmean(values) if values else math.nan)

@@ -28,7 +28,7 @@ RankPath = tuple[int, ...]
 StaticShape = tuple[RankPath, ...]
 
 
-class Layout(NamedTuple):
+class ShapeArrays(NamedTuple):
     """A static tree as int64 arrays, one entry per node; top nodes have the parent `ROOT`."""
 
     parents: IntArray
@@ -36,14 +36,14 @@ class Layout(NamedTuple):
     depths: IntArray
 
 
-def layout(shape: StaticShape) -> Layout:
+def layout(shape: StaticShape) -> ShapeArrays:
     """Convert to arrays. Raises ValueError if a path is empty, repeated, or before its parent."""
     places: dict[RankPath, int] = {(): ROOT}
     for node, path in enumerate(shape):
         if path in places or path[:-1] not in places:
             raise ValueError(f"rank path {path} is no new child of a path before it")
         places[path] = node
-    return Layout(
+    return ShapeArrays(
         np.array([places[path[:-1]] for path in shape], dtype=np.int64),
         np.array([path[-1] for path in shape], dtype=np.int64),
         np.array([len(path) for path in shape], dtype=np.int64),

@@ -15,7 +15,7 @@ from paceline.errors import PromptError
 from paceline.measure.agent import Dialogues
 from paceline.measure.prompts import BenchPrompt, spread
 from paceline.measure.report import BASELINE, Row, rows
-from paceline.measure.run import Race, Record, Run, warm_up
+from paceline.measure.run import Record, Rotation, Run, warm_up
 from paceline.networks.weights import shipped_cards
 from paceline.registry.assembly import DEFAULT_DRAFTER, has_coarser
 from paceline.registry.loaded import Loaded
@@ -206,7 +206,7 @@ class ModelTrack:
 
         def play(prompt: int, who: Sequence[Configuration], stop: Callable[[], object]) -> Record:
             names = [BASELINE, *(each.name for each in who)]
-            race = Race({name: engines[name] for name in names}, turn=self._turn, stop=stop)
+            race = Rotation({name: engines[name] for name in names}, turn=self._turn, stop=stop)
             self._turn += 1
             [record] = self.work.play([prompt], race, self._params)
             return record

@@ -298,7 +298,7 @@ def _change(share: float, less: str = "less") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TuningTask:
     """Decoding kind to tune; `settings` are the user's, saved with the choice."""
 
     search: Search
@@ -317,7 +317,7 @@ class Outcome:
 
 def tune_kinds(
     loaded: Loaded,
-    tasks: Mapping[Kind, Task],
+    tasks: Mapping[Kind, TuningTask],
     seconds: float,
     *,
     interrupted: Callable[[], object],

@@ -33,7 +33,7 @@ from paceline.sampling.sequence import Sequence
 from paceline.training.data import Shards
 
 
-class Cache(NamedTuple):
+class CleanKeys(NamedTuple):
     """Keys of a sequence's clean rows, from its token `begin` on."""
 
     of: Any
@@ -74,7 +74,7 @@ class Deer(Drafter):
             )
         self._model, self._facts = model, known.denoises
         self._needs_q, self._recent = needs_q, recent
-        self._caches: dict[int, Cache] = {}
+        self._caches: dict[int, CleanKeys] = {}
         self.kind = "iid" if needs_q else None
         self.gumbel_coupled = not needs_q
 
@@ -135,7 +135,7 @@ class Deer(Drafter):
             cache = None
         if cache is None:
             begin = max(0, len(sequence.tokens) - min(self._recent, room))
-            cache = self._caches[sequence.id] = Cache(self._model.open(), begin)
+            cache = self._caches[sequence.id] = CleanKeys(self._model.open(), begin)
             self._model.prefill(cache.of, sequence.tokens[begin:-1])
         known = sequence.tokens[cache.begin + cache.of.length :]
         clean, masks = len(known), length - int(self._facts.shifted)

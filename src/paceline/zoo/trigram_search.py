@@ -80,7 +80,7 @@ class Trigrams:
             weights[token] = min(MOST, weights.get(token, 0.0) + GAIN)
 
 
-class _Branch:
+class _GrownBranch:
     __slots__ = ("below", "gain", "pair", "visits", "weight")
 
     def __init__(self, pair: Pair, weight: float) -> None:
@@ -88,14 +88,14 @@ class _Branch:
         self.weight = weight
         self.visits = 0
         self.gain = 0.0
-        self.below: list[_Branch] = []
+        self.below: list[_GrownBranch] = []
 
-    def next(self) -> _Branch:
+    def next(self) -> _GrownBranch:
         # PUCT: the highest mean gain, plus a bonus for the likely but little tried.
         log = math.log((self.visits + _SCALE + 1) / _SCALE)
         explore = (_BASE + log) * math.sqrt(self.visits)
 
-        def value(child: _Branch) -> float:
+        def value(child: _GrownBranch) -> float:
             if not child.visits:
                 return math.inf
             return child.gain / child.visits + explore * child.weight / (1 + child.visits)
@@ -105,7 +105,7 @@ class _Branch:
 
 def search(table: Trigrams, pair: Pair, trials: int, random: Random) -> list[list[int]]:
     """Return the paths after a pair that were visited most, the first one most."""
-    root = _Branch(pair, 0.0)
+    root = _GrownBranch(pair, 0.0)
     for _ in range(trials):
         path = [root]
         while path[-1].below and len(path) <= LENGTH:
@@ -113,7 +113,7 @@ def search(table: Trigrams, pair: Pair, trials: int, random: Random) -> list[lis
         end = path[-1]
         if len(path) <= LENGTH:
             end.below = [
-                _Branch((end.pair[1], token), weight)
+                _GrownBranch((end.pair[1], token), weight)
                 for token, weight in table.after(end.pair).items()
             ]
             path += end.below[:1]
@@ -130,7 +130,7 @@ def search(table: Trigrams, pair: Pair, trials: int, random: Random) -> list[lis
             branch.visits += 1
             branch.gain += gain
     found: list[tuple[int, list[int]]] = []
-    level: list[tuple[list[int], _Branch]] = [([], root)]
+    level: list[tuple[list[int], _GrownBranch]] = [([], root)]
     while level:
         level = [
             ([*path, child.pair[1]], child)

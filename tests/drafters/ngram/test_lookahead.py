@@ -8,7 +8,7 @@ import pytest
 from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingParams, Verdict
-from paceline.drafters.ngram.lookahead import Lookahead, Window
+from paceline.drafters.ngram.lookahead import JacobiWindow, Lookahead
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption
@@ -173,7 +173,7 @@ def test_rows_that_a_controller_cut_are_not_asked() -> None:
 
 
 def test_guesses_stay_with_their_positions() -> None:
-    window = Window(3, 4, [9])
+    window = JacobiWindow(3, 4, [9])
     window.levels = [[0, 1, 2, 3], [10, 11, 12, 13]]
     window.advance([20, 21, 22, 23], committed=3)
     assert window.levels == [[12, 13, 9, 9], [22, 23, 9, 9]]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.core import tree as trees
 from paceline.core.types import ROOT, Budget, TokenTree, Verdict
-from paceline.drafters.statistics.stand import Drawn, Lots, acceptance_rates
+from paceline.drafters.statistics.stand import DrawnTree, Lots, acceptance_rates
 from paceline.proof.compare import goodness_of_fit
 from paceline.proof.oracle import enumerate_distribution
 from paceline.sampling.randomness import KeyedRandomness, Randomness
@@ -33,12 +33,12 @@ def draw(
     budget: Budget,
     lots: Lots = "noise",
     table: dict[Place, list[float]] = OFFERS,
-) -> Drawn:
+) -> DrawnTree:
     def offers(place: Place, reach: float) -> list[Offer]:
         assert 0 < reach <= 1
         return [(token, chance, (0,)) for token, chance in enumerate(table.get(place, []))]
 
-    return Drawn.draw(
+    return DrawnTree.draw(
         (),
         budget,
         offers,
@@ -111,7 +111,7 @@ def test_rounds_at_different_positions_draw_differently() -> None:
 
     def first(position: int) -> int:
         offers = [(token, chance, (0,)) for token, chance in enumerate(table[()])]
-        guess = Drawn.draw(
+        guess = DrawnTree.draw(
             0,
             Budget(1, 1),
             lambda place, reach: offers,
@@ -135,7 +135,7 @@ def test_drafts_grow_where_acceptance_was_most_probable(stood: bool) -> None:
     accepted = acceptance_rates()
     for _ in range(300):
         accepted.add((0, 3), stood)
-    guess = Drawn.draw(
+    guess = DrawnTree.draw(
         (),
         Budget(2, 2),
         lambda place, reach: [(t, c, (0,)) for t, c in enumerate(table.get(place, []))],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.drafters.automata import seen
 
 from paceline.drafters.suffix.automaton import BREAK, ROOT_STATE, Automaton
-from paceline.drafters.suffix.history import Corpus, History, Reader
+from paceline.drafters.suffix.history import Corpus, History, HistoryReader
 from paceline.errors import InvalidOption
 
 Text = list[int]
@@ -114,7 +114,7 @@ def test_readers_find_the_longest_suffix_whatever_happens_to_the_history(
     texts: list[Text], capacity: int, text: Text, data: st.DataObject
 ) -> None:
     history = History(capacity)
-    reader = Reader(history)
+    reader = HistoryReader(history)
     reader.read(text[:1], 1)
     known = 1
     for ended in texts:
@@ -136,7 +136,7 @@ def test_readers_find_the_longest_suffix_whatever_happens_to_the_history(
 
 def test_a_corpus_is_read_as_a_history_is() -> None:
     corpus = Corpus([[1, 2, 3], [2, 3, 4]])
-    reader = Reader(corpus)
+    reader = HistoryReader(corpus)
     reader.read([9, 2, 3], 3)
     state, length, end = reader.match
     assert (length, reader.texts.count[state]) == (2, 2)

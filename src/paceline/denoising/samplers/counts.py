@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from paceline.core.options import within
 from paceline.core.types import ProbArray
 from paceline.denoising.canvas import Canvas
-from paceline.denoising.process import Choice, View, best
+from paceline.denoising.process import Decision, View, best
 from paceline.denoising.unmasking import Rule
 from paceline.sampling.randomness import Draw, Purpose
 
@@ -46,9 +46,9 @@ class Counts(Rule):
         each, more = divmod(left, self._steps)
         return [each + (step < more) for step in range(min(self._steps, left))]
 
-    def choose(self, view: View, state: list[int]) -> Choice:
+    def choose(self, view: View, state: list[int]) -> Decision:
         count = state.pop(0) if state else self._per_step
-        return Choice(best(worth(view, self._by), count))
+        return Decision(best(worth(view, self._by), count))
 
 
 def worth(view: View, by: Order) -> ProbArray:

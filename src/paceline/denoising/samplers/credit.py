@@ -9,11 +9,11 @@ import numpy as np
 from paceline.core.options import within
 from paceline.core.types import ProbArray
 from paceline.denoising.canvas import Canvas
-from paceline.denoising.process import Choice, View
+from paceline.denoising.process import Decision, View
 from paceline.denoising.unmasking import Rule, Wrapper
 
 
-class _State(NamedTuple):
+class _CreditState(NamedTuple):
     credits: dict[int, ProbArray]
     inner: Any
 
@@ -37,10 +37,10 @@ class Credit(Wrapper):
         within("beta", beta, 0, 1)
         self._alpha, self._gamma, self._beta = alpha, gamma, beta
 
-    def begin(self, canvas: Canvas) -> _State:
-        return _State({}, self.inner.begin(canvas))
+    def begin(self, canvas: Canvas) -> _CreditState:
+        return _CreditState({}, self.inner.begin(canvas))
 
-    def view(self, view: View, state: _State) -> View:
+    def view(self, view: View, state: _CreditState) -> View:
         rows = []
         for place, distribution in zip(view.places.tolist(), view.probs, strict=True):
             credit = state.credits.get(place)
@@ -52,5 +52,5 @@ class Credit(Wrapper):
         view = view.rescored(view.scores + self._alpha * np.log1p(np.stack(rows)))
         return self.inner.view(view, state.inner)
 
-    def choose(self, view: View, state: _State) -> Choice:
+    def choose(self, view: View, state: _CreditState) -> Decision:
         return self.inner.choose(view, state.inner)

@@ -9,7 +9,7 @@ import numpy as np
 from paceline.core.options import within
 from paceline.core.types import IntArray
 from paceline.denoising.canvas import Canvas
-from paceline.denoising.process import Choice, View, best
+from paceline.denoising.process import Decision, View, best
 from paceline.denoising.samplers.counts import chances, worth
 from paceline.denoising.unmasking import Rule
 from paceline.sampling.randomness import Purpose
@@ -46,13 +46,13 @@ class Dream(Rule):
     def begin(self, canvas: Canvas) -> list[int]:
         return [0]
 
-    def choose(self, view: View, state: list[int]) -> Choice:
+    def choose(self, view: View, state: list[int]) -> Decision:
         fill: IntArray = np.zeros(0, dtype=np.int64)
         while not len(fill):
             step = state[0]
             state[0] += 1
             fill = self._at(view, step)
-        return Choice(fill)
+        return Decision(fill)
 
     def _at(self, view: View, step: int) -> IntArray:
         if step >= len(self._times) - 2:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core.options import within
-from paceline.denoising.process import Choice, View, best
+from paceline.denoising.process import Decision, View, best
 from paceline.denoising.unmasking import Rule
 
 
@@ -27,7 +27,7 @@ class Entropy(Rule):
         within("penalty", penalty, 0, 1e6)
         self._tau, self._penalty = tau, penalty
 
-    def choose(self, view: View, state: None) -> Choice:
+    def choose(self, view: View, state: None) -> Decision:
         value = view.entropy + self._penalty * (view.places - view.places[0])
         low = np.flatnonzero(value <= self._tau)
-        return Choice(low if len(low) else best(-value))
+        return Decision(low if len(low) else best(-value))

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core.options import within
-from paceline.denoising.process import Choice, View, best
+from paceline.denoising.process import Decision, View, best
 from paceline.denoising.unmasking import Rule
 
 
@@ -21,7 +21,7 @@ class EntropyBound(Rule):
         within("gamma", gamma, -np.inf, np.inf, "any but NaN")
         self._gamma = gamma
 
-    def choose(self, view: View, state: None) -> Choice:
+    def choose(self, view: View, state: None) -> Decision:
         order = best(-view.entropy, len(view.places))
         sums = view.entropy[order].cumsum() - view.entropy[order]
-        return Choice(order[: max(1, int((sums <= self._gamma).sum()))])
+        return Decision(order[: max(1, int((sums <= self._gamma).sum()))])

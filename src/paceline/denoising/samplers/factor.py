@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core.options import within
-from paceline.denoising.process import Choice, View, best
+from paceline.denoising.process import Decision, View, best
 from paceline.denoising.unmasking import Rule
 
 
@@ -22,8 +22,8 @@ class Factor(Rule):
         within("factor", factor, 0, np.inf, "0 for one place a step")
         self._factor = factor
 
-    def choose(self, view: View, state: None) -> Choice:
+    def choose(self, view: View, state: None) -> Decision:
         order = best(view.confidence, len(view.places))
         doubt = (np.arange(len(order)) + 2) * (1 - view.confidence[order])
         fits = np.flatnonzero(doubt < self._factor)
-        return Choice(order[: fits[-1] + 1 if len(fits) else 1])
+        return Decision(order[: fits[-1] + 1 if len(fits) else 1])

@@ -41,10 +41,10 @@ class FreeDave(Sampler):
         self.inner.check(terms)
 
     def process(self, context: Context) -> Process:
-        return Lookahead(self.inner.process(context), self.width)
+        return StateLookahead(self.inner.process(context), self.width)
 
 
-class Lookahead:
+class StateLookahead:
     """Ask for the next states that a process is expected to reach, and walk as far as it does."""
 
     def __init__(self, process: Unmasking, width: int) -> None:

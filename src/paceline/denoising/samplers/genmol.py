@@ -10,7 +10,7 @@ import numpy as np
 from paceline.core.options import within
 from paceline.core.types import LogitArray, TokenLogprob
 from paceline.denoising.canvas import Ask, tokens_at, visible
-from paceline.denoising.process import Choice, Context, Terms, View, best
+from paceline.denoising.process import Context, Decision, Terms, View, best
 from paceline.denoising.samplers.counts import MOST, chances
 from paceline.denoising.unmasking import Rule, Unmasking, Wrapper
 from paceline.errors import InvalidOption
@@ -32,12 +32,12 @@ class GenMol(Rule):
         within("per_step", per_step, 1, MOST)
         self._randomness, self._per_step = randomness, per_step
 
-    def choose(self, view: View, state: None) -> Choice:
+    def choose(self, view: View, state: None) -> Decision:
         left = len(view.places) / len(view.canvas.block)
         noise = -np.log(-np.log(chances(view, view.canvas.step, Purpose.TARGET)))
         with np.errstate(divide="ignore"):
             worth = np.log(view.picked) + self._randomness * left * noise
-        return Choice(best(worth, self._per_step))
+        return Decision(best(worth, self._per_step))
 
 
 class Remask(Wrapper):
@@ -77,7 +77,7 @@ class Remask(Wrapper):
             )
 
     def process(self, context: Context) -> Unmasking:
-        return _Process(context, self)
+        return _GenMolProcess(context, self)
 
 
 class _Best(NamedTuple):
@@ -87,7 +87,7 @@ class _Best(NamedTuple):
     logprobs: dict[int, TokenLogprob]
 
 
-class _Process(Unmasking):
+class _GenMolProcess(Unmasking):
     rule: Remask
 
     def restart(self) -> None:

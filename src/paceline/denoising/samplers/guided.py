@@ -10,7 +10,7 @@ import numpy as np
 from paceline.core.options import within
 from paceline.core.types import LogitArray, ProbArray
 from paceline.denoising.canvas import Ask
-from paceline.denoising.process import Choice, Context, Terms, View
+from paceline.denoising.process import Context, Decision, Terms, View
 from paceline.denoising.unmasking import Rule, Unmasking, check_clean_rows
 
 
@@ -45,17 +45,17 @@ class Guided(Rule):
             good |= picked - logits.max(axis=1) >= np.log(self._ratio)
         return int(np.cumprod(good).sum())
 
-    def choose(self, view: View, state: int) -> Choice:
-        return Choice(range(max(1, state)))
+    def choose(self, view: View, state: int) -> Decision:
+        return Decision(range(max(1, state)))
 
     def check(self, terms: Terms) -> None:
         check_clean_rows(self.name, terms.facts)
 
     def process(self, context: Context) -> Unmasking:
-        return _Process(context, self)
+        return _GuidedProcess(context, self)
 
 
-class _Process(Unmasking):
+class _GuidedProcess(Unmasking):
     """Two forwards a step: picks, and what the guide says of them."""
 
     rule: Guided

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core.options import within
-from paceline.denoising.process import Choice, View, best
+from paceline.denoising.process import Decision, View, best
 from paceline.denoising.unmasking import Rule
 
 
@@ -25,10 +25,10 @@ class Hierarchical(Rule):
         within("low", low, 0, high, "which is high")
         self._low, self._high = low, high
 
-    def choose(self, view: View, state: None) -> Choice:
+    def choose(self, view: View, state: None) -> Decision:
         sure = view.confidence
         runs = np.split(np.arange(len(sure)), np.flatnonzero(np.diff(view.places) > 1) + 1)
         tops = [run[sure[run].argmax()] for run in runs]
         chosen = {index for index in tops if sure[index] > self._low}
         chosen |= {*np.flatnonzero(sure > self._high), *best(sure)}
-        return Choice(sorted(map(int, chosen)))
+        return Decision(sorted(map(int, chosen)))

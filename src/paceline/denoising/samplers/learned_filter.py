@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from paceline.core.options import File, require
 from paceline.core.types import ProbArray
-from paceline.denoising.process import Choice, Terms, View, best
+from paceline.denoising.process import Decision, Terms, View, best
 from paceline.denoising.unmasking import Rule
 from paceline.errors import InvalidOption
 
@@ -79,10 +79,10 @@ class Filter(Rule):
                 "one with `paceline train canvas-filter` and give filter:weights=FILE"
             )
 
-    def choose(self, view: View, state: None) -> Choice:
+    def choose(self, view: View, state: None) -> Decision:
         seen = features(view)
         a, b, c, d = self._layers
         hidden = np.maximum(a[:, : len(seen)] @ seen + a[:, len(seen) :].sum(axis=1) + b, 0)
         scores = (c @ hidden + d)[view.places - view.canvas.block.start]
         right = np.flatnonzero(scores > self._bound)
-        return Choice(np.union1d(right, best(view.confidence)))
+        return Decision(np.union1d(right, best(view.confidence)))

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core.options import within
-from paceline.denoising.process import Choice, View, best
+from paceline.denoising.process import Decision, View, best
 from paceline.denoising.samplers.counts import MOST
 from paceline.denoising.unmasking import Rule
 
@@ -24,10 +24,10 @@ class LocalLeap(Rule):
         within("relaxed", relaxed, 0, np.inf)
         self._tau, self._radius, self._relaxed = tau, radius, relaxed
 
-    def choose(self, view: View, state: None) -> Choice:
+    def choose(self, view: View, state: None) -> Decision:
         anchors = view.confidence > self._tau
         if not anchors.any():
-            return Choice(best(view.confidence))
+            return Decision(best(view.confidence))
         apart = np.abs(view.places[:, None] - view.places[anchors]).min(axis=1)
         near = (apart <= self._radius) & (view.confidence > self._relaxed)
-        return Choice(np.flatnonzero(anchors | near))
+        return Decision(np.flatnonzero(anchors | near))

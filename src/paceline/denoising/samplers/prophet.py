@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from paceline.core.options import within
-from paceline.denoising.process import Choice, View
+from paceline.denoising.process import Decision, View
 from paceline.denoising.unmasking import Rule, Wrapper
 
 
@@ -29,11 +29,11 @@ class Prophet(Wrapper):
             within(name, bound, -np.inf, np.inf, "any but NaN")
         self._bounds = early, middle, late
 
-    def choose(self, view: View, state: Any) -> Choice:
+    def choose(self, view: View, state: Any) -> Decision:
         done = 1 - len(view.places) / len(view.canvas.block)
         bound = self._bounds[(done >= 1 / 3) + (done >= 2 / 3)]
         second, first = np.partition(view.scores, -2, axis=1)[:, -2:].T
         free = second > -np.inf  # a place with one token left says nothing of the others
         if bound == -np.inf or not free.any() or (first[free] - second[free]).mean() >= bound:
-            return Choice(np.arange(len(view.places)))
+            return Decision(np.arange(len(view.places)))
         return self.inner.choose(view, state)

@@ -8,12 +8,12 @@ import numpy as np
 
 from paceline.core.options import within
 from paceline.denoising.canvas import Canvas
-from paceline.denoising.process import Choice, View, best
+from paceline.denoising.process import Decision, View, best
 from paceline.denoising.samplers.counts import MOST
 from paceline.denoising.unmasking import Rule, Wrapper
 
 
-class _State(NamedTuple):
+class _ReviseState(NamedTuple):
     steps: list[int]  # of the block, and edits
     inner: Any
 
@@ -45,13 +45,13 @@ class Revise(Wrapper):
         self._share, self._after, self._least, self._most = share, after, least, most
         self.reads_filled, self.monotone, self.ignores_draws = True, False, False
 
-    def begin(self, canvas: Canvas) -> _State:
-        return _State([0, 0], self.inner.begin(canvas))
+    def begin(self, canvas: Canvas) -> _ReviseState:
+        return _ReviseState([0, 0], self.inner.begin(canvas))
 
-    def view(self, view: View, state: _State) -> View:
+    def view(self, view: View, state: _ReviseState) -> View:
         return self.inner.view(view, state.inner)
 
-    def choose(self, view: View, state: _State) -> Choice:
+    def choose(self, view: View, state: _ReviseState) -> Decision:
         choice = self.inner.choose(view, state.inner)
         step, edits = state.steps
         state.steps[0] += 1

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from paceline.core.types import IntArray, ProbArray
-from paceline.denoising.process import Choice, Context, Process, Terms, View
-from paceline.denoising.samplers.freedave import FreeDave, Lookahead
+from paceline.denoising.process import Context, Decision, Process, Terms, View
+from paceline.denoising.samplers.freedave import FreeDave, StateLookahead
 from paceline.denoising.unmasking import Rule, Unmasking
 from paceline.errors import InvalidOption
 from paceline.sampling.distributions import from_dense, verified
@@ -77,7 +77,7 @@ class Drawing(Unmasking):
         randomness, found = self.context.request.randomness, self.context.distributions(scores)
         return View(self.canvas, places, scores, found, nothing, randomness, redraw=self.drawn)
 
-    def draw(self, view: View, choice: Choice) -> None:
+    def draw(self, view: View, choice: Decision) -> None:
         view.picks = np.full(len(view.places), -1)
         drawn = {}
         for index in map(int, choice.fill):
@@ -101,7 +101,7 @@ class Drawing(Unmasking):
         return verified(from_dense(p), from_dense(q), token, place, root, randomness)
 
 
-class Rejecting(Lookahead):
+class Rejecting(StateLookahead):
     """Walk along drafts whose tokens were drawn."""
 
     process: Drawing

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core.options import within
-from paceline.denoising.process import Choice, View, best
+from paceline.denoising.process import Decision, View, best
 from paceline.denoising.samplers.counts import MOST
 from paceline.denoising.unmasking import Rule
 
@@ -23,6 +23,6 @@ class Threshold(Rule):
         within("least", least, 1, MOST)
         self._tau, self._least = tau, least
 
-    def choose(self, view: View, state: None) -> Choice:
+    def choose(self, view: View, state: None) -> Decision:
         sure = np.flatnonzero(view.confidence > self._tau)
-        return Choice(sure if len(sure) >= self._least else best(view.confidence, self._least))
+        return Decision(sure if len(sure) >= self._least else best(view.confidence, self._least))

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.core.options import within
 from paceline.core.types import LogitArray
-from paceline.denoising.caches import Exact, Plan
+from paceline.denoising.caches import Exact, ForwardPlaces
 from paceline.denoising.canvas import Ask, tokens_at
 from paceline.denoising.process import Context, Terms
 from paceline.denoising.samplers.counts import MOST
@@ -42,10 +42,10 @@ class WeDLM(Wrapper):
             )
 
     def process(self, context: Context) -> Unmasking:
-        return _Process(context, self)
+        return _WeDLMProcess(context, self)
 
 
-class _Process(Unmasking):
+class _WeDLMProcess(Unmasking):
     """Filled rows come first, masks after them, each at its own rotary position.
 
     Under a causal mask a filled row without a gap before it sees the text before it and nothing
@@ -72,7 +72,7 @@ class _Process(Unmasking):
         masks = canvas.masked().tolist()
         filled = [place for place in rows if canvas.tokens[place] != canvas.mask]
         whole = range(len(self.held), canvas.final) if isinstance(self.plan, Exact) else ()
-        self.planned = Plan([*filled, *masks], whole, None, masks)
+        self.planned = ForwardPlaces([*filled, *masks], whole, None, masks)
         places = np.asarray(self.planned.ask, dtype=np.int64)
         wanted = np.arange(len(filled), len(places))
         self._asked = places[wanted]

@@ -147,7 +147,7 @@ CAPACITY = 1 << 16
 WIDTH = 8
 
 
-class Window:
+class JacobiWindow:
     """Jacobi window of one sequence.
 
     Attributes:
@@ -203,7 +203,7 @@ class _Comb(CandidateTree):
         super().__init__()
         self._hung: list[tuple[int, int, int]] = []
 
-    def hang(self, window: Window, columns: int, rates: List[float]) -> None:
+    def hang(self, window: JacobiWindow, columns: int, rates: List[float]) -> None:
         for column in range(columns):
             node = ROOT
             for depth, token in enumerate(window.path(column)):
@@ -239,7 +239,7 @@ class Lookahead(CandidateDrafter[FollowerModel]):
         within("columns", columns, 1, 4096)
         self._length = length
         self._columns = columns
-        self._windows: dict[int, tuple[Window, int]] = {}
+        self._windows: dict[int, tuple[JacobiWindow, int]] = {}
         super().__init__()
 
     def reset(self) -> None:
@@ -250,7 +250,7 @@ class Lookahead(CandidateDrafter[FollowerModel]):
 
     def open(self, sequence: Sequence) -> None:
         self._model.read(sequence.tokens, 0)
-        window = Window(self._length, self._columns, list(sequence.tokens))
+        window = JacobiWindow(self._length, self._columns, list(sequence.tokens))
         self._windows[sequence.id] = (window, 0)
 
     def observe(
@@ -294,7 +294,9 @@ class Lookahead(CandidateDrafter[FollowerModel]):
         return guess
 
 
-def _rows(window: Window, columns: int, draft: TokenTree, logits: LogitArray) -> list[int | None]:
+def _rows(
+    window: JacobiWindow, columns: int, draft: TokenTree, logits: LogitArray
+) -> list[int | None]:
     # Per column, the target's argmax at the end of its diagonal; None if that was not verified.
     below = places(draft)
     newest: list[int | None] = [None] * len(window.levels[0])

@@ -39,7 +39,7 @@ def acceptance_rates() -> HitRates:
     return HitRates(np.array(DRAWN_RATES), weight=16.0)
 
 
-class Drawn(CandidateTree):
+class DrawnTree(CandidateTree):
     """A draft whose tokens were sampled."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Drawn(CandidateTree):
         randomness: Randomness,
         accepted: HitRates,
         lots: Lots,
-    ) -> Drawn:
+    ) -> DrawnTree:
         """Sample children where acceptance is most probable, until the budget is spent.
 
         Args:
@@ -156,7 +156,7 @@ class Stand(CandidateDrafter[ContextModel]):
     ranks: ClassVar[bool] = True
 
     def __init__(self, vocab_size: int, *, drawn: bool = False, lots: Lots = "noise") -> None:
-        """Make an empty model; `drawn` reports a distribution, `lots` is as in `Drawn.draw`."""
+        """Make an empty model; `drawn` reports a distribution, `lots` is as in `DrawnTree.draw`."""
         self._vocab_size = vocab_size
         self._drawn = drawn
         self.kind = "without_replacement" if drawn else None
@@ -190,7 +190,7 @@ class Stand(CandidateDrafter[ContextModel]):
             if self._left_out(sequence):
                 continue
             begin, guess = self._settle(sequence)
-            if isinstance(guess, Drawn) and guess.is_source_of(draft):
+            if isinstance(guess, DrawnTree) and guess.is_source_of(draft):
                 guess.settle(verdict, self._accepted)
             self._model.recycle(
                 sequence.tokens[max(0, begin - ORDER) : begin], draft, output.logits
@@ -200,7 +200,7 @@ class Stand(CandidateDrafter[ContextModel]):
         model = self._model
         if self.kind is None:
             return model.grow(sequence.tokens, budget)
-        return Drawn.draw(
+        return DrawnTree.draw(
             model.tail(sequence.tokens),
             budget,
             model.offers,

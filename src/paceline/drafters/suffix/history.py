@@ -150,7 +150,7 @@ class Corpus:
             self.texts.extend(text)
 
 
-class Reader:
+class HistoryReader:
     """Position of a growing text in other texts; `match` is its longest suffix there."""
 
     def __init__(self, others: History | Corpus) -> None:
@@ -192,7 +192,7 @@ class SequenceText:
 
     def __init__(self, others: Iterable[History | Corpus]) -> None:
         self.text = Automaton()
-        self.readers = [Reader(other) for other in others]
+        self.readers = [HistoryReader(other) for other in others]
         self.guesses: list[CandidateTree] = []
 
     def unread(self, tokens: List[int]) -> List[int]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.core.types import LogitArray
 from paceline.models.gguf import quantize
-from paceline.native.library import Matrix
+from paceline.native.library import CMatrix
 from paceline.native.packed import GROUP, Packed
 from paceline.networks.mask_rows import MaskRows
 
@@ -25,13 +25,13 @@ class PackedMaskRows:
         """Bind them; `mask` is the id of the mask embedding."""
         self.mask = mask
         self._trained, self._packed = trained, packed
-        self._pairs: dict[tuple[str, ...], tuple[Matrix, Matrix]] = {}
+        self._pairs: dict[tuple[str, ...], tuple[CMatrix, CMatrix]] = {}
 
     def rows(self, ids: Sequence[int]) -> list[int]:
         """Return the mask rows of a batch."""
         return [row for row, token in enumerate(ids) if token == self.mask]
 
-    def of(self, names: Sequence[str]) -> tuple[Matrix, Matrix] | None:
+    def of(self, names: Sequence[str]) -> tuple[CMatrix, CMatrix] | None:
         """Return `down` and `up` of matrices side by side, None if they are not adapted."""
         known, key = self._trained, tuple(names)
         if key[0] in known.down and key not in self._pairs:
@@ -48,5 +48,5 @@ class PackedMaskRows:
             self._pairs[key] = self._pack(down), self._pack(up)
         return self._pairs.get(key)
 
-    def _pack(self, matrix: LogitArray) -> Matrix:
+    def _pack(self, matrix: LogitArray) -> CMatrix:
         return self._packed.matrix(_KIND, quantize(_KIND, matrix), matrix.shape[1])

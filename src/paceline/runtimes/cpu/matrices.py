@@ -11,7 +11,7 @@ from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption, ModelError
 from paceline.models.gguf import quantize
 from paceline.models.weights import Weights
-from paceline.native.library import Matrix
+from paceline.native.library import CMatrix
 from paceline.native.packed import BLOCKS, GROUP, KINDS, PLAIN, Packed
 
 # Block format of each precision; "file" keeps what the file has.
@@ -86,9 +86,9 @@ class Matrices(Formats):
         super().__init__(weights, precision)
         self._packed = packed
         self._threads = threads
-        self._matrices: dict[str, Matrix] = {}
+        self._matrices: dict[str, CMatrix] = {}
 
-    def __call__(self, name: str) -> Matrix:
+    def __call__(self, name: str) -> CMatrix:
         """Return a matrix, packed on first use.
 
         Raises:
@@ -105,7 +105,7 @@ class Matrices(Formats):
         """Let the LM head have these rows alone."""
         self._matrices["head"] = self.rows("head", ids)
 
-    def _pack(self, name: str) -> Matrix:
+    def _pack(self, name: str) -> CMatrix:
         stored, kind = self._weights.stored(name), self._format(name)
         inputs = stored.shape[1]
         if inputs % GROUP:
@@ -125,7 +125,7 @@ class Matrices(Formats):
         stored.forget()
         return made
 
-    def rows(self, name: str, rows: npt.NDArray[np.int64]) -> Matrix:
+    def rows(self, name: str, rows: npt.NDArray[np.int64]) -> CMatrix:
         """Return some rows of a matrix, in its own format; the whole matrix if they are all."""
         stored = self._weights.stored(self._resolved(name))
         if len(rows) == stored.shape[0]:

@@ -12,7 +12,7 @@ from paceline.core.types import LogitArray
 from paceline.errors import ModelError
 from paceline.models import ops
 from paceline.models.ops import Activation, Experts, Rotary
-from paceline.native.library import KV_DTYPES, Heads, KvDtype, Matrix, attends
+from paceline.native.library import KV_DTYPES, CHeads, CMatrix, KvDtype, attends
 from paceline.native.packed import GROUP, LANES, rotary_table
 from paceline.native.program import GATES, Columns, Program
 from paceline.runtimes.cpu.mask_rows import COUNT, ROWS, PackedMaskRows
@@ -186,7 +186,7 @@ class CpuOps(Recorder):
 
     def _adapt(
         self,
-        pair: tuple[Matrix, Matrix],
+        pair: tuple[CMatrix, CMatrix],
         x: Columns,
         to: Columns,
         norm: LogitArray | None,
@@ -225,7 +225,7 @@ class CpuOps(Recorder):
                 "use --runtime torch"
             )
         angles = self._angles(heads.rotary)
-        shape = Heads(
+        shape = CHeads(
             heads.heads,
             heads.kv_heads,
             heads.width,

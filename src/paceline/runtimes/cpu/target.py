@@ -42,7 +42,7 @@ from paceline.models import families
 from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
-from paceline.native.library import Heads, KvDtype, library
+from paceline.native.library import CHeads, KvDtype, library
 from paceline.native.packed import Packed
 from paceline.native.program import Columns, Program
 from paceline.networks.mask_rows import MaskRows
@@ -80,7 +80,7 @@ def check_kv_precision(precision: str) -> KvDtype:
     return KV_PRECISIONS[precision]
 
 
-class Batch:
+class ForwardBatch:
     """Rows of one forward: what each sees is a run of its sequence's tokens, then single ones.
 
     Six numbers per row, see `Plan` in `native/kernels/visible_keys.hpp`.
@@ -270,7 +270,7 @@ class Forward:
         """
         self._masks = masks
         width = config.hidden_size
-        self._program = program = Program(packed, Heads(config.heads, config.kv_heads))
+        self._program = program = Program(packed, CHeads(config.heads, config.kv_heads))
         ops = CpuOps(
             program,
             matrices,
@@ -308,7 +308,7 @@ class Forward:
         self._argmax = program.argmax(self._logits, "argmax")
         self.seconds, self._ran = 0.0, 0
 
-    def run(self, batch: Batch, threads: int, given: LogitArray | None = None) -> None:
+    def run(self, batch: ForwardBatch, threads: int, given: LogitArray | None = None) -> None:
         begin = perf_counter()
         if self._masks is not None:
             batch.mask_rows = self._masks.rows(batch.ids)
@@ -319,7 +319,7 @@ class Forward:
         self._ran = len(batch.ids)
         self.seconds = perf_counter() - begin
 
-    def output(self, name: str, batch: Batch) -> LogitArray:
+    def output(self, name: str, batch: ForwardBatch) -> LogitArray:
         """Return float32 `[n, ...]`, a view that the next run overwrites.
 
         "logits" and "hidden" are of the batch's logit rows, "features" of its feature rows, "state"
@@ -334,7 +334,7 @@ class Forward:
     def routes(self) -> list[LogitArray]:
         return [self._program.read(each.columns(), self._ran) for each in self._routes]
 
-    def argmax(self, batch: Batch) -> list[int]:
+    def argmax(self, batch: ForwardBatch) -> list[int]:
         """Return the argmax by logit row; empty if no pass asked for it."""
         rows = batch.counts()["argmax"]
         if not rows:
@@ -342,7 +342,7 @@ class Forward:
         found: list[int] = self._program.read(self._argmax, rows).view(np.int32)[:, 0].tolist()
         return found
 
-    def counted(self, batch: Batch, threads: int, runs: int) -> Counted:
+    def counted(self, batch: ForwardBatch, threads: int, runs: int) -> Counted:
         """Repeat a forward and return the time of its parts."""
         seconds = np.zeros(len(self._program.names))
         for number in range(_WARM_UPS + runs):
@@ -546,7 +546,7 @@ class CpuTarget(Described):
         seen = [np.zeros((0, width * self.config.hidden_size), dtype=np.float32)]
         for start in range(0, len(tokens), _CHUNK):
             chunk = list(tokens[start : start + _CHUNK])
-            batch = Batch()
+            batch = ForwardBatch()
             first = batch.add(cache, chunk, trees.EMPTY)
             if features:
                 batch.feature_rows += range(first, first + len(chunk))
@@ -593,7 +593,7 @@ class CpuTarget(Described):
         self._partial[chosen, given] = forward  # the last used stands last
         if len(self._partial) > _PARTIAL:
             del self._partial[next(iter(self._partial))]
-        batch = Batch()
+        batch = ForwardBatch()
         try:
             for each in blocks:
                 batch.add_block(each)
@@ -643,8 +643,8 @@ class CpuTarget(Described):
         except MemoryError as error:
             raise OutOfMemory(_NO_ROOM) from error
 
-    def _batch(self, passes: Sequence[Pass]) -> tuple[Batch, list[tuple[slice, slice]]]:
-        batch = Batch()
+    def _batch(self, passes: Sequence[Pass]) -> tuple[ForwardBatch, list[tuple[slice, slice]]]:
+        batch = ForwardBatch()
         try:
             spans = [_add(batch, each) for each in passes]
         except OutOfMemory:
@@ -654,7 +654,7 @@ class CpuTarget(Described):
         return batch, spans
 
 
-def _add(batch: Batch, each: Pass) -> tuple[slice, slice]:
+def _add(batch: ForwardBatch, each: Pass) -> tuple[slice, slice]:
     # Returns the pass's slices of the logit rows and of the feature rows.
     logits, features = len(batch.logit_rows), len(batch.feature_rows)
     draft = each.draft or trees.EMPTY

@@ -99,7 +99,7 @@ def reserve(cache: TorchCache, needed: int) -> None:
 
 
 @dataclass(eq=False, slots=True)
-class NetworkCache:
+class TorchNetworkCache:
     """Context rows of one sequence.
 
     Attributes:

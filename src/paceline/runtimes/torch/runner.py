@@ -14,7 +14,7 @@ from paceline.core.types import IntArray, LogitArray
 from paceline.errors import RuntimeUnavailable
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.weights import Trained
-from paceline.runtimes.torch.cache import NetworkCache, TorchCache, reserve
+from paceline.runtimes.torch.cache import TorchCache, TorchNetworkCache, reserve
 from paceline.runtimes.torch.hybrid import LONG
 from paceline.runtimes.torch.ops import Span, TorchDraftOps
 
@@ -25,7 +25,7 @@ Asked = tuple[Branch, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _BranchState:
     """State of a branch.
 
     Attributes:
@@ -71,12 +71,12 @@ class TorchRunner:
     def depth(self) -> int:
         return self._network.depth
 
-    def open(self) -> NetworkCache:
+    def open(self) -> TorchNetworkCache:
         network, shape = self._network, self._network.geometry
         rows = TorchCache.empty(network.layers, shape.kv_heads, shape.head_dim, self._place)
-        return NetworkCache(rows, Tail(network))
+        return TorchNetworkCache(rows, Tail(network))
 
-    def release(self, cache: NetworkCache) -> None:
+    def release(self, cache: TorchNetworkCache) -> None:
         cache.rows.data = cache.rows.data[:, :, :, :0].clone()
         cache.rows.length = 0
         cache.target = None
@@ -138,7 +138,7 @@ class TorchRunner:
     def _run(
         self, context_update: Sequence[ContextUpdate], steps: int
     ) -> tuple[TorchDraftOps, Tensor]:
-        caches: list[NetworkCache] = [each.cache for each in context_update]
+        caches: list[TorchNetworkCache] = [each.cache for each in context_update]
         behind = [each.cache.tail.again(each) for each in context_update]
         context_update = [each for each, _ in behind]
         reach = self._network.reach
@@ -211,12 +211,12 @@ class TorchRunner:
         ops: TorchDraftOps,
         state: Tensor,
         sees: Sequence[tuple[int, ...]],
-        places: Sequence[tuple[NetworkCache, Branch | None, Sequence[int]]],
+        places: Sequence[tuple[TorchNetworkCache, Branch | None, Sequence[int]]],
         step: int,
     ) -> list[Branch]:
         logits = self._network.logits(ops, state, step).float().cpu().numpy()
         return [
-            Branch(*place, _State(value, seen), row)
+            Branch(*place, _BranchState(value, seen), row)
             for place, value, seen, row in zip(places, state, sees, logits, strict=True)
         ]
 

@@ -23,7 +23,7 @@ from paceline.core.types import BoolArray, IntArray, ProbArray
 from paceline.measure import parallel_tasks
 from paceline.training.denoisers.decode import best_tokens, decode
 from paceline.training.denoisers.module import DenoiserModule
-from paceline.training.denoisers.rows import EOS, MASK, Rows, pack, text_of, vocabulary
+from paceline.training.denoisers.rows import EOS, MASK, ExampleRows, pack, text_of, vocabulary
 
 Examples = tuple[ProbArray, BoolArray]
 """float64 and bool `[examples, block]`: largest probabilities, 1 where filled; and right picks,
@@ -63,11 +63,11 @@ def replay(
     return np.array(seen), np.array(right)
 
 
-def _rows(prompt: IntArray, canvas: IntArray) -> Rows:
+def _rows(prompt: IntArray, canvas: IntArray) -> ExampleRows:
     tokens = np.concatenate([prompt, canvas])
     count, nothing = len(tokens), np.zeros(len(tokens), dtype=np.int64)
     sees = np.ones((count, count), dtype=np.bool_)
-    return Rows(tokens, np.arange(count), sees, nothing, nothing.astype(np.float64))
+    return ExampleRows(tokens, np.arange(count), sees, nothing, nothing.astype(np.float64))
 
 
 def collect(module: DenoiserModule, count: int, block: int, length: int, seed: int = 0) -> Examples:

@@ -19,8 +19,8 @@ from paceline.training.denoisers.rows import (
     MASK,
     PAD,
     UNKNOWN,
-    Packed,
-    Rows,
+    ExampleRows,
+    PackedRows,
     pack,
     text_of,
     vocabulary,
@@ -66,7 +66,7 @@ def decode(
     return [answer[: _first_end(answer)].tolist() for answer in answers]
 
 
-def best_tokens(module: DenoiserModule, packed: Packed) -> tuple[ProbArray, IntArray]:
+def best_tokens(module: DenoiserModule, packed: PackedRows) -> tuple[ProbArray, IntArray]:
     """Return the most probable token of each row, `[bins, rows]`, and its probability.
 
     Masks, padding and unknown words have none.
@@ -88,7 +88,7 @@ def _ended(answer: IntArray) -> bool:
 
 def _asked(
     prompt: IntArray, answer: IntArray, filled: Sequence[int], kind: str, block: int
-) -> tuple[Rows, IntArray, IntArray]:
+) -> tuple[ExampleRows, IntArray, IntArray]:
     # Rows of the next forward, those that may be filled, and their places in the answer.
     start = len(prompt)
     hidden = np.flatnonzero(answer == MASK)
@@ -115,7 +115,7 @@ def _asked(
         places = hidden[start + hidden < end]
         rows = start + places
     nothing = np.zeros(len(tokens), dtype=np.int64)
-    return Rows(tokens, positions, sees, nothing, nothing.astype(np.float64)), rows, places
+    return ExampleRows(tokens, positions, sees, nothing, nothing.astype(np.float64)), rows, places
 
 
 def accuracy(

@@ -64,7 +64,7 @@ class DenoiserRecipe:
         require(self.width % self.head == 0, "width", self.width, f"a multiple of {self.head}")
 
 
-class Layer(nn.Module):
+class DenoiserLayer(nn.Module):
     """Parameters of a layer of Llama; `drawn` gives a matrix of rows, columns and scale."""
 
     def __init__(self, width: int, ffn: int, drawn: Callable[..., nn.Parameter]) -> None:
@@ -90,16 +90,18 @@ class DenoiserModule(nn.Module):
 
         self.embedding = nn.Parameter(torch.randn((vocabulary, width), generator=generator) * 0.02)
         self.norm = nn.Parameter(torch.ones(width))
-        self.layers = nn.ModuleList(Layer(width, recipe.ffn, drawn) for _ in range(recipe.layers))
+        self.layers = nn.ModuleList(
+            DenoiserLayer(width, recipe.ffn, drawn) for _ in range(recipe.layers)
+        )
 
     def forward(self, tokens: Tensor, positions: Tensor, sees: Tensor) -> Tensor:
-        """Return logits `[bins, rows, vocabulary]`; arguments as in `rows.Packed`."""
+        """Return logits `[bins, rows, vocabulary]`; arguments as in `rows.PackedRows`."""
         x = self.embedding[tokens]
         halves = torch.arange(0, self.head, 2, dtype=torch.float32)
         angles = positions[:, None, :, None] * ROPE_BASE ** (-halves / self.head)
         cos, sin = angles.cos(), angles.sin()
         for layer in self.layers:
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, DenoiserLayer)
             y = rms(x, layer.attention_norm)
             q, k, v = (
                 functional.linear(y, part).view(*y.shape[:2], -1, self.head).transpose(1, 2)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from paceline.core.types import BoolArray, IntArray, ProbArray
 from paceline.measure import parallel_tasks
-from paceline.measure.parallel_tasks import Case
+from paceline.measure.parallel_tasks import Exercise
 from paceline.training.data import Text
 
 PAD, EOS, MASK, UNKNOWN = range(4)
@@ -43,14 +43,14 @@ def vocabulary() -> dict[str, int]:
     return {word: index for index, word in enumerate([*SPECIAL, *parallel_tasks.words()])}
 
 
-def text_of(case: Case, ids: dict[str, int], index: int = 0) -> Text:
+def text_of(case: Exercise, ids: dict[str, int], index: int = 0) -> Text:
     """Return prompt and answer of a case as tokens, without an end token."""
     prompt, answer = case.prompt.split(), case.answer.split()
     tokens = np.array([ids[word] for word in (*prompt, *answer)], dtype=np.int64)
     return Text(index, tokens, len(prompt))
 
 
-class Rows(NamedTuple):
+class ExampleRows(NamedTuple):
     """Rows of one example.
 
     Attributes:
@@ -68,7 +68,7 @@ class Rows(NamedTuple):
     weights: ProbArray
 
 
-class Packed(NamedTuple):
+class PackedRows(NamedTuple):
     """Examples side by side: `[bins, rows]` tensors, `sees` `[bins, 1, rows, rows]`.
 
     `places` holds bin and first row of each example. Rows of different examples do not see each
@@ -83,7 +83,7 @@ class Packed(NamedTuple):
     weights: Tensor
 
 
-def pack(examples: Sequence[Rows], size: int = _PACK) -> Packed:
+def pack(examples: Sequence[ExampleRows], size: int = _PACK) -> PackedRows:
     """Lay examples into bins of `size` rows, each into the last bin or into a new one."""
     bins: list[int] = []
     places: list[tuple[int, int]] = []
@@ -104,7 +104,7 @@ def pack(examples: Sequence[Rows], size: int = _PACK) -> Packed:
         positions[bin_, begin:end], weights[bin_, begin:end] = each.positions, each.weights
         sees[bin_, begin:end, begin:end] = each.sees
     found = map(torch.from_numpy, (tokens, positions, sees[:, None], labels, weights))
-    return Packed(places, *found)
+    return PackedRows(places, *found)
 
 
 def canvas(text: Text, length: int) -> IntArray:
@@ -113,7 +113,7 @@ def canvas(text: Text, length: int) -> IntArray:
     return np.concatenate([answer, np.full(length - len(answer), EOS)])
 
 
-def full_rows(text: Text, rng: np.random.Generator, corrupt: float) -> Rows:
+def full_rows(text: Text, rng: np.random.Generator, corrupt: float) -> ExampleRows:
     """Return prompt and masked canvas, each row seeing all."""
     start, answer = text.prompt_length, canvas(text, _canvas_length(text, rng))
     size = len(answer)
@@ -126,7 +126,7 @@ def full_rows(text: Text, rng: np.random.Generator, corrupt: float) -> Rows:
         weights = weights + np.where(masked, 0, 1 / size)
     tokens = np.concatenate([text.tokens[:start], noisy])
     count = len(tokens)
-    return Rows(
+    return ExampleRows(
         tokens,
         np.arange(count),
         np.ones((count, count), dtype=np.bool_),
@@ -137,7 +137,7 @@ def full_rows(text: Text, rng: np.random.Generator, corrupt: float) -> Rows:
 
 def block_rows(
     text: Text, rng: np.random.Generator, size: int, causal: bool, causal_weight: float
-) -> Rows:
+) -> ExampleRows:
     """Return clean rows and two complementary noisy copies of the blocks that hold the answer.
 
     Args:
@@ -180,7 +180,7 @@ def block_rows(
             [before, nothing, same],
         ]
     )
-    return Rows(
+    return ExampleRows(
         np.concatenate([text.tokens, *copies]),
         np.concatenate([clean, noisy, noisy]),
         sees,
@@ -189,7 +189,7 @@ def block_rows(
     )
 
 
-def order_rows(text: Text, rng: np.random.Generator) -> Rows:
+def order_rows(text: Text, rng: np.random.Generator) -> ExampleRows:
     """Return clean rows in an order of the canvas, and a mask row for every place of it.
 
     The canvas is read from the left, in any order, or some places first and then the rest, each
@@ -221,7 +221,7 @@ def order_rows(text: Text, rng: np.random.Generator) -> Rows:
     )
     shown = np.concatenate([text.tokens[:start], answer[order]])
     places = np.concatenate([np.arange(start), start + order])
-    return Rows(
+    return ExampleRows(
         np.concatenate([shown, np.full(size, MASK)]),
         np.concatenate([places, start + order]),
         sees,

@@ -20,7 +20,7 @@ from paceline.training.denoisers.module import DenoiserModule, DenoiserRecipe
 from paceline.training.denoisers.rows import (
     BLOCKS,
     MASK,
-    Rows,
+    ExampleRows,
     block_rows,
     full_rows,
     order_rows,
@@ -156,7 +156,7 @@ def certainty_loss(logits: Tensor, labels: Tensor, temperature: float = 0.5) -> 
     return -(logs.exp() * logs).sum(-1).mean()
 
 
-def noised(texts: Sequence[Text], recipe: DenoiserRecipe, step: int) -> list[Rows]:
+def noised(texts: Sequence[Text], recipe: DenoiserRecipe, step: int) -> list[ExampleRows]:
     """Return the rows of a step's batch, a function of the recipe's seed and the step."""
     rng = np.random.default_rng((recipe.seed, step, 1))
     if recipe.kind == "full":

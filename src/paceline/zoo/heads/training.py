@@ -62,7 +62,7 @@ class Mismatch:
     features: LogitArray
 
 
-class Recorder(Verifier):
+class MismatchRecorder(Verifier):
     """Greedy verification that records the mismatches after each accepted path."""
 
     name: ClassVar[str] = "recorder"
@@ -374,7 +374,7 @@ def collect(
     """
     decoder, tokenizer = engine.decoder, engine.tokenizer
     ids = tokenizer.prompt(prompt)
-    recorder, rule = Recorder(), decoder.verifier
+    recorder, rule = MismatchRecorder(), decoder.verifier
     decoder.verifier = recorder
     try:
         answer = engine.generate(ids, max_new_tokens=new_tokens, logprobs=0)

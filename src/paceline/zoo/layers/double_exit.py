@@ -30,7 +30,7 @@ from paceline.zoo.layers.chains import ExitDrafter, GrowingChain
 _CHUNK = 512
 
 
-class Adapter:
+class AdapterCache:
     """Keys and values of one sequence in the adapter, and the tokens that they belong to."""
 
     def __init__(self, trained: Trained) -> None:
@@ -93,7 +93,7 @@ class DoubleExit(ExitDrafter):
     paper = "after Kangaroo, Liu et al. 2024, arXiv:2404.18911"
     # Whose weights are read, and what runs them.
     network: ClassVar[str] = Kangaroo.name
-    adapter: ClassVar[type[Adapter]] = Adapter
+    adapter: ClassVar[type[AdapterCache]] = AdapterCache
     _own_head = True
 
     def __init__(
@@ -127,7 +127,7 @@ class DoubleExit(ExitDrafter):
         self._trained, self._stop = trained, stop
         self._shallow = trained.network.exit
         self._norm, self._eps = final_norm, norm_eps
-        self._adapters: dict[int, Adapter] = {}
+        self._adapters: dict[int, AdapterCache] = {}
         self._scratch = target.open()
 
     @classmethod

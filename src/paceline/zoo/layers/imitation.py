@@ -17,7 +17,7 @@ from paceline.networks.base import Geometry, Shapes
 from paceline.networks.blocks import before, decoder_layer, layer_shapes, stack
 from paceline.networks.kangaroo import Kangaroo
 from paceline.networks.ops import Ops, Rows, Sight
-from paceline.zoo.layers.double_exit import Adapter, DoubleExit, normed
+from paceline.zoo.layers.double_exit import AdapterCache, DoubleExit, normed
 
 
 class Imitation(Kangaroo):
@@ -49,7 +49,7 @@ class Imitation(Kangaroo):
         return decoder_layer(ops, "adapter", x, sees, self.exit, norm="adapter.norm")
 
 
-class Imitator(Adapter):
+class Imitator(AdapterCache):
     """Keys and values of one sequence in the imitation network, which is wider than an adapter."""
 
     def append(self, tokens: List[int], states: LogitArray) -> LogitArray:
@@ -68,4 +68,4 @@ class ImitationDrafter(DoubleExit):
     requires = "runtime cpu or torch; weights for the model (paceline train drafter imitation)"
     paper = "after FastVLM, Bajpai and Hanawal 2025, arXiv:2510.22641"
     network: ClassVar[str] = Imitation.name
-    adapter: ClassVar[type[Adapter]] = Imitator
+    adapter: ClassVar[type[AdapterCache]] = Imitator

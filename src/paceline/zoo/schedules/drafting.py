@@ -34,7 +34,7 @@ from paceline.sampling.sampler import Sampler
 from paceline.sampling.sequence import Sequence
 
 
-class Ask(NamedTuple):
+class DraftRequest(NamedTuple):
     """Text of a request to be continued by `wanted` tokens.
 
     What is asked for a `branch` leaves no trace in the request's cache.
@@ -60,7 +60,7 @@ class Reply(NamedTuple):
 
 
 @dataclass(eq=False)
-class Text:
+class ReadText:
     """What the draft model has read of a request: `tokens` from `begin` on are in the cache."""
 
     tokens: list[int]
@@ -74,14 +74,14 @@ class Text:
     begins: bool = False
 
 
-class Chains:
+class ChainDrafting:
     """Continue texts with a draft model, each token the one it would draw as the target."""
 
     def __init__(self, model: Target, recent: int = 256) -> None:
         """Bind the model, which reads at most the last `recent` tokens of a prompt."""
         self.model = model
         self._recent = recent
-        self._texts: dict[int, Text] = {}
+        self._texts: dict[int, ReadText] = {}
 
     def open(
         self, id: int, tokens: List[int], prompt: int, params: SamplingParams, draws: Randomness
@@ -89,7 +89,7 @@ class Chains:
         """Read a request: its first `prompt` tokens are its prompt."""
         cache, begin = self.model.open(), max(0, len(tokens) - self._recent)
         sampler = Sampler(params, tokens[:prompt], randomness=draws)
-        text = Text(list(tokens), prompt, sampler, draws, cache, begin)
+        text = ReadText(list(tokens), prompt, sampler, draws, cache, begin)
         self._texts[id] = text
         if self._room(text):
             self.model.prefill(cache, tokens[begin:-1])
@@ -100,7 +100,7 @@ class Chains:
         if text is not None:
             self.model.release(text.cache)
 
-    def draft(self, asks: List[Ask]) -> Reply:
+    def draft(self, asks: List[DraftRequest]) -> Reply:
         """Continue texts side by side. Several branches of one request may be asked for."""
         start, work, rounds = perf_counter(), process_time(), 0
         texts = [self._follow(each) for each in asks]
@@ -127,7 +127,7 @@ class Chains:
                     self.model.release(text.cache)
         return Reply(out, perf_counter() - start, rounds, process_time() - work)
 
-    def _follow(self, ask: Ask) -> Text:
+    def _follow(self, ask: DraftRequest) -> ReadText:
         text = self._texts[ask.id]
         old, new = text.tokens, ask.text
         same = next(
@@ -141,11 +141,11 @@ class Chains:
         text.tokens = list(new)
         return text
 
-    def _cut(self, text: Text, length: int) -> None:
+    def _cut(self, text: ReadText, length: int) -> None:
         if text.cache.length > length:
             self.model.truncate(text.cache, length)
 
-    def _logits(self, texts: List[Text]) -> list[LogitArray]:
+    def _logits(self, texts: List[ReadText]) -> list[LogitArray]:
         # Of the next token; the cache then holds all but it.
         passes = [Pass(t.cache, t.tokens[t.begin + t.cache.length :]) for t in texts]
         outputs = self.model.forward(passes)
@@ -153,7 +153,7 @@ class Chains:
             self.model.keep(each.cache, len(each.pending), ())
         return [each.logits[0] for each in outputs]
 
-    def _extend(self, text: Text, logits: LogitArray) -> bool:
+    def _extend(self, text: ReadText, logits: LogitArray) -> bool:
         path = text.tokens[text.prompt :]
         try:
             token = text.sampler.sample(logits, path, len(text.tokens), text.randomness)
@@ -162,29 +162,29 @@ class Chains:
         text.tokens.append(token)
         return True
 
-    def _room(self, text: Text) -> int:
+    def _room(self, text: ReadText) -> int:
         return max(0, self.model.capabilities.max_context - len(text.tokens))
 
 
 class Here:
     """Draft in the process of the target, at `receive`, which follows every `send`."""
 
-    def __init__(self, chains: Chains) -> None:
-        self._asks: List[Ask] = ()
+    def __init__(self, chains: ChainDrafting) -> None:
+        self._asks: List[DraftRequest] = ()
         self._chains = chains
         self.open, self.close = chains.open, chains.close
 
-    def send(self, asks: List[Ask]) -> None:
+    def send(self, asks: List[DraftRequest]) -> None:
         self._asks = asks
 
     def receive(self) -> Reply:
         return self._chains.draft(self._asks)
 
 
-class Process:
+class DraftProcess:
     """Draft in a forked process, while the target runs. Raises EngineFailed once it has ended."""
 
-    def __init__(self, chains: Chains) -> None:
+    def __init__(self, chains: ChainDrafting) -> None:
         fork = multiprocessing.get_context("fork")
         mine, its = fork.Pipe()
         self._pipe = mine
@@ -198,7 +198,7 @@ class Process:
         self._call("open", *given)
         self._answer()
 
-    def send(self, asks: List[Ask]) -> None:
+    def send(self, asks: List[DraftRequest]) -> None:
         self._call("draft", asks)
 
     def receive(self) -> Reply:
@@ -240,7 +240,7 @@ def _end(pipe: Connection, child: Any) -> None:
         child.join()
 
 
-def _serve(chains: Chains, theirs: Connection, pipe: Connection) -> None:
+def _serve(chains: ChainDrafting, theirs: Connection, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides
     theirs.close()  # or the pipe would never end
     with contextlib.suppress(EOFError, OSError):
@@ -253,7 +253,7 @@ def _serve(chains: Chains, theirs: Connection, pipe: Connection) -> None:
             pipe.send(answer)
 
 
-Worker = Here | Process
+Worker = Here | DraftProcess
 
 
 class Scheduled(Drafter):
@@ -314,11 +314,11 @@ class Scheduled(Drafter):
                 f"drafter '{cls.name}' forks a process for its draft model, which runtime "
                 f"'{runtime}' does not survive: use runtime cpu, or {cls.name}:process=false"
             )
-        return Process(chains)
+        return DraftProcess(chains)
 
     @classmethod
-    def _chains(cls, model: Target, chosen: dict[str, Any]) -> Chains:
-        return Chains(model)
+    def _chains(cls, model: Target, chosen: dict[str, Any]) -> ChainDrafting:
+        return ChainDrafting(model)
 
     # Arguments of the constructor that are not options.
     _given: ClassVar[tuple[str, ...]] = ()
@@ -341,7 +341,7 @@ class Scheduled(Drafter):
             self._settle()
         self.worker.close(sequence.id)
 
-    def _send(self, asks: List[Ask]) -> None:
+    def _send(self, asks: List[DraftRequest]) -> None:
         if asks:
             self.worker.send(asks)
             self._owed = True
@@ -365,7 +365,7 @@ class Scheduled(Drafter):
         self._settle()
         counts = [min(self._window, each.nodes, each.depth) for each in budgets]
         pairs = zip(sequences, counts, strict=True)
-        self._send([Ask(s.id, tuple(s.tokens), count) for s, count in pairs if count])
+        self._send([DraftRequest(s.id, tuple(s.tokens), count) for s, count in pairs if count])
         reply = self._receive()
         found = iter(reply.tokens if reply else ())
         return [

@@ -15,10 +15,10 @@ from paceline.core.options import require
 from paceline.core.target import Block, BlockTarget, Target
 from paceline.core.types import LogitArray
 from paceline.errors import RuntimeUnavailable
-from paceline.zoo.schedules.drafting import Ask, Chains, Scheduled, Text, Worker
+from paceline.zoo.schedules.drafting import ChainDrafting, DraftRequest, ReadText, Scheduled, Worker
 
 
-class FuzzyChains(Chains):
+class FuzzyChains(ChainDrafting):
     """Draft the first token of a chain exactly, the others with grouped layers.
 
     `group` layers share their attention's input. Before each chain the cache is calibrated.
@@ -40,15 +40,15 @@ class FuzzyChains(Chains):
         self._blocks = cast(BlockTarget, model)
         self._layers = int(cast(Any, model).config.layers)
 
-    def _cut(self, text: Text, length: int) -> None:
+    def _cut(self, text: ReadText, length: int) -> None:
         super()._cut(text, min(length, text.exact))
 
-    def _follow(self, ask: Ask) -> Text:
+    def _follow(self, ask: DraftRequest) -> ReadText:
         text = super()._follow(ask)
         text.exact, text.begins = text.cache.length, True
         return text
 
-    def _logits(self, texts: List[Text]) -> list[LogitArray]:
+    def _logits(self, texts: List[ReadText]) -> list[LogitArray]:
         fresh = [each for each in texts if each.begins]
         logits = dict(zip(map(id, fresh), super()._logits(fresh), strict=True)) if fresh else {}
         for each in fresh:
@@ -59,7 +59,7 @@ class FuzzyChains(Chains):
                 logits[id(each)] = self._fuzzy(each)
         return [logits[id(each)] for each in texts]
 
-    def _fuzzy(self, text: Text) -> LogitArray:
+    def _fuzzy(self, text: ReadText) -> LogitArray:
         def run(inputs: LogitArray | None, *layers: Any) -> LogitArray:
             block = Block.chain(text.cache, text.tokens[-1:], inputs)
             return self._blocks.forward_blocks([block], layers, False)[0].state.copy()
@@ -99,5 +99,5 @@ class EasySpec(Scheduled):
         require(group >= 1, "group", group, "1 or more")
 
     @classmethod
-    def _chains(cls, model: Target, chosen: dict[str, Any]) -> Chains:
+    def _chains(cls, model: Target, chosen: dict[str, Any]) -> ChainDrafting:
         return FuzzyChains(model, group=chosen.get("group", 2))

@@ -19,7 +19,7 @@ from paceline.drafters.base import DrafterContext
 from paceline.errors import PacelineError, RuntimeUnavailable
 from paceline.sampling.sampler import top_k_ids
 from paceline.sampling.sequence import Sequence
-from paceline.zoo.schedules.drafting import Ask, Scheduled, Worker
+from paceline.zoo.schedules.drafting import DraftRequest, Scheduled, Worker
 
 
 class Mirror(Scheduled):
@@ -126,7 +126,7 @@ class Mirror(Scheduled):
         plain = chain and len(each.pending) == 1 and not (each.hidden or each.features)
         return plain and id(each.cache) in self._running
 
-    def _guesses(self, passes: List[Pass], found: List[BlockOutput]) -> list[Ask]:
+    def _guesses(self, passes: List[Pass], found: List[BlockOutput]) -> list[DraftRequest]:
         asks = []
         for each, output in zip(passes, found, strict=True):
             sequence = self._running[id(each.cache)]
@@ -139,7 +139,9 @@ class Mirror(Scheduled):
                 count = min(self._window, room)
                 taken = drafted[row : row + 1]  # if this is right, a later row has the guess
                 for token in self._likely(sequence, logits, path, taken) if count > 0 else ():
-                    asks.append(Ask(sequence.id, (*text, *path, token), count, branch=True))
+                    asks.append(
+                        DraftRequest(sequence.id, (*text, *path, token), count, branch=True)
+                    )
         return asks
 
     def _likely(
@@ -155,7 +157,7 @@ class Mirror(Scheduled):
             guesses.insert(0, drawn)
         return [each for each in dict.fromkeys(guesses) if each not in but][: self._branches]
 
-    def _store(self, asks: List[Ask]) -> None:
+    def _store(self, asks: List[DraftRequest]) -> None:
         reply = self._receive()
         for each, tokens in zip(asks, reply.tokens if reply else (), strict=True):
             ready = self._ready.setdefault(each.id, {})

@@ -16,7 +16,7 @@ from paceline.core.options import require
 from paceline.core.target import Output, Pass, Target
 from paceline.core.types import Budget, TokenTree
 from paceline.sampling.sequence import Sequence
-from paceline.zoo.schedules.drafting import Ask, Scheduled, Worker
+from paceline.zoo.schedules.drafting import DraftRequest, Scheduled, Worker
 
 _MEMORY = 0.9  # weight of earlier times
 _LONGEST = 32
@@ -67,7 +67,7 @@ class Pearl(Scheduled):
             count = min(self._window, 2 * self._window - 1 - len(ahead))
             count = min(count, sequence.room - len(ahead) - 1)
             if count > 0:
-                asks.append(Ask(sequence.id, tuple(text), count))
+                asks.append(DraftRequest(sequence.id, tuple(text), count))
         self._asked = [each.id for each in asks]
         self._send(asks)
         return drafts

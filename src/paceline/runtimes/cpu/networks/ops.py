@@ -16,7 +16,7 @@ from paceline.core.types import LogitArray
 from paceline.errors import RuntimeUnavailable
 from paceline.native import draft_program
 from paceline.native.draft_program import DraftProgram, Operand
-from paceline.native.library import KV_DTYPES, Heads, Matrix
+from paceline.native.library import KV_DTYPES, CHeads, CMatrix
 from paceline.native.packed import Packed
 from paceline.native.program import GATES, Columns
 from paceline.networks.base import Geometry, Network
@@ -80,7 +80,7 @@ class NetworkCache:
             self.branched = 0
 
 
-class Rows(ops.Rows):
+class NetworkRows(ops.Rows):
     """Context rows, or draft rows: so many `slots` per sequence. `+` and `*` work elementwise."""
 
     _owner: NativeOps
@@ -91,12 +91,12 @@ class Rows(ops.Rows):
         super().__init__(owner, owner.count(slots), width, record)
         self.slots = slots
 
-    def __add__(self, other: Rows | Operand) -> Rows:
+    def __add__(self, other: NetworkRows | Operand) -> NetworkRows:
         return self._owner.join(draft_program.SUM, self, other)
 
     __radd__ = __add__
 
-    def __mul__(self, other: Rows | Operand) -> Rows:
+    def __mul__(self, other: NetworkRows | Operand) -> NetworkRows:
         return self._owner.join(draft_program.PRODUCT, self, other)
 
     __rmul__ = __mul__
@@ -179,9 +179,9 @@ class NativeOps(Recorder):
         """Add a buffer that is never used again for other rows."""
         return self.program.buffer(self.count(slots), width)
 
-    def given(self, name: str, slots: int, width: int) -> Rows:
+    def given(self, name: str, slots: int, width: int) -> NetworkRows:
         """Return the rows of float32 input `name`."""
-        return Rows(self, slots, width, lambda to: self.program.load(name, to))
+        return NetworkRows(self, slots, width, lambda to: self.program.load(name, to))
 
     def count(self, slots: int) -> str:
         """Return the name of a row count, which runs are given from now on."""
@@ -195,9 +195,9 @@ class NativeOps(Recorder):
     def weight(self, name: str) -> Operand:
         return Operand(None, weights=self._weights.vector(name))
 
-    def norm(self, x: Rows, name: str) -> Rows:
+    def norm(self, x: NetworkRows, name: str) -> NetworkRows:
         weights, eps = self._weights.vector(name), self._shape.norm_eps
-        return Rows(
+        return NetworkRows(
             self,
             x.slots,
             x.width,
@@ -205,47 +205,47 @@ class NativeOps(Recorder):
         )
 
     def linear(
-        self, x: Rows, name: str, *, norm: str | None = None, plus: Rows | None = None
-    ) -> Rows:
+        self, x: NetworkRows, name: str, *, norm: str | None = None, plus: NetworkRows | None = None
+    ) -> NetworkRows:
         assert plus is None or plus.slots == x.slots, f"{name}: context and draft rows are summed"
         matrices = self._weights.matrices(name)
         width = sum(matrix.outputs for matrix in matrices)
         return self._product(x, name, matrices, width, norm, plus)
 
-    def gated(self, x: Rows, name: str, *, norm: str | None = None) -> Rows:
+    def gated(self, x: NetworkRows, name: str, *, norm: str | None = None) -> NetworkRows:
         matrices = self._weights.matrices(name, halves=True)
         return self._product(x, name, matrices, matrices[0].outputs, norm, gate=GATES["silu"])
 
-    def silu(self, x: Rows) -> Rows:
+    def silu(self, x: NetworkRows) -> NetworkRows:
         return self.join(draft_program.SILU, x, x)
 
-    def lstm_gate(self, gate: Rows, x: Rows) -> Rows:
+    def lstm_gate(self, gate: NetworkRows, x: NetworkRows) -> NetworkRows:
         return self.join(draft_program.LSTM_GATE, gate, x)
 
-    def concat(self, parts: Sequence[Rows]) -> Rows:
+    def concat(self, parts: Sequence[NetworkRows]) -> NetworkRows:
         def record(to: Columns) -> None:
             begin = 0
             for each in parts:
                 each.place(to.part(begin, each.width), out)
                 begin += each.width
 
-        out = Rows(self, parts[0].slots, sum(each.width for each in parts), record)
+        out = NetworkRows(self, parts[0].slots, sum(each.width for each in parts), record)
         return out
 
-    def split(self, x: Rows, sizes: Sequence[int]) -> list[Rows]:
+    def split(self, x: NetworkRows, sizes: Sequence[int]) -> list[NetworkRows]:
         columns, ends = x.columns(), accumulate(sizes)
         return [
-            Rows(self, x.slots, size).place(columns.part(end - size, size), x)
+            NetworkRows(self, x.slots, size).place(columns.part(end - size, size), x)
             for size, end in zip(sizes, ends, strict=True)
         ]
 
-    def embed(self, tokens: Tokens) -> Rows:
+    def embed(self, tokens: Tokens) -> NetworkRows:
         return self._embed(tokens, 0)
 
-    def embed_windows(self, tokens: Tokens) -> Rows:
+    def embed_windows(self, tokens: Tokens) -> NetworkRows:
         return self.concat([self._embed(tokens, offset) for offset in range(tokens.window)])
 
-    def head(self, x: Rows, *, norm: str | None = None) -> Rows:
+    def head(self, x: NetworkRows, *, norm: str | None = None) -> NetworkRows:
         if not self._previewed:
             return self.linear(x, "head", norm=norm)
         hidden = x if norm is None else self.norm(x, norm)
@@ -258,31 +258,33 @@ class NativeOps(Recorder):
             previewed.place(to, self)
             self.program.rescore_top_k(head, at, to, REFINED)
 
-        return Rows(self, x.slots, previewed.width, record)
+        return NetworkRows(self, x.slots, previewed.width, record)
 
-    def last(self, x: Rows, count: int = 1) -> Rows:
+    def last(self, x: NetworkRows, count: int = 1) -> NetworkRows:
         name = last_rows(count)
-        return Rows(self, count, x.width, lambda to: self.program.gather(x.columns(), name, to))
+        return NetworkRows(
+            self, count, x.width, lambda to: self.program.gather(x.columns(), name, to)
+        )
 
-    def slots(self, x: Rows, count: int) -> Rows:
-        return Rows(
+    def slots(self, x: NetworkRows, count: int) -> NetworkRows:
+        return NetworkRows(
             self, count, x.width // count, lambda to: self.program.unfold(x.columns(), count, to)
         )
 
-    def join(self, how: int, x: Rows, y: Rows | Operand) -> Rows:
+    def join(self, how: int, x: NetworkRows, y: NetworkRows | Operand) -> NetworkRows:
         """Combine rows elementwise; those of one slot are repeated for each slot."""
         slots = max(x.slots, _slots(y))
 
-        def operand(of: Rows | Operand) -> Operand:
+        def operand(of: NetworkRows | Operand) -> Operand:
             if isinstance(of, Operand):
                 return of
             return Operand(of.columns(), repeat=slots // of.slots if of.slots else 1)
 
-        return Rows(
+        return NetworkRows(
             self, slots, x.width, lambda to: self.program.join(how, operand(x), operand(y), to)
         )
 
-    def attend(self, layer: int, x: Rows, sees: Sight) -> Rows:
+    def attend(self, layer: int, x: NetworkRows, sees: Sight) -> NetworkRows:
         at = x.columns()
         memory = self._pool.memory[2 * layer : 2 * layer + 2]
         last = np.zeros(1, dtype=np.int32) if sees == "last" else None
@@ -297,7 +299,7 @@ class NativeOps(Recorder):
             self._seen = 0, 0, False
             self._further = 0
             self.program.runs("slots1")
-        out = Rows(self, x.slots, self._shape.heads * self._shape.head_dim)
+        out = NetworkRows(self, x.slots, self._shape.heads * self._shape.head_dim)
         to = out.columns()
         if sees == "slots":
             self.program.attend_slots(at, x.slots, to)
@@ -307,25 +309,25 @@ class NativeOps(Recorder):
             self.taken_in = self.operations
         return self.last(out) if sees == "last" else out
 
-    def know_target(self, make: Callable[[Ops], tuple[Rows, Rows]]) -> None:
+    def know_target(self, make: Callable[[Ops], tuple[NetworkRows, NetworkRows]]) -> None:
         if self._lent is None:
             raise RuntimeUnavailable("this network reads keys and values of a target beside it")
 
-    def attend_target(self, queries: Rows) -> Rows:
+    def attend_target(self, queries: NetworkRows) -> NetworkRows:
         assert self._lent is not None
         assert queries.slots == 1, "one row of each sequence"
         shape, at = self._shape, queries.columns()
         heads = _heads(shape, self._lent, 0)
-        out = Rows(self, 1, queries.width)
+        out = NetworkRows(self, 1, queries.width)
         memory = self._lent.memory[-2:]  # of the last layer
         to = out.columns()
         self.program.attend_lent(memory, heads, self._angles, at, to, further=self._further)
         return out
 
-    def _embed(self, tokens: Tokens, offset: int) -> Rows:
+    def _embed(self, tokens: Tokens, offset: int) -> NetworkRows:
         [table] = self._weights.matrices("embed")
         ids, slots, window = tokens
-        return Rows(
+        return NetworkRows(
             self,
             slots,
             self._shape.width,
@@ -334,14 +336,14 @@ class NativeOps(Recorder):
 
     def _product(
         self,
-        x: Rows,
+        x: NetworkRows,
         name: str,
-        matrices: Sequence[Matrix],
+        matrices: Sequence[CMatrix],
         width: int,
         norm: str | None,
-        plus: Rows | None = None,
+        plus: NetworkRows | None = None,
         gate: int = 0,
-    ) -> Rows:
+    ) -> NetworkRows:
         weights = None if norm is None else self._weights.vector(norm)
 
         def record(to: Columns) -> None:
@@ -356,7 +358,7 @@ class NativeOps(Recorder):
                 gate=gate,
             )
 
-        return Rows(self, x.slots, width, record)
+        return NetworkRows(self, x.slots, width, record)
 
     def _see(self, before: int, slots: int, block: bool) -> None:
         if self._seen != (before, slots, block):
@@ -364,9 +366,9 @@ class NativeOps(Recorder):
             self.program.runs("slots1", before, slots, block)
 
 
-def _heads(shape: Geometry, pool: BlockPool, window: int) -> Heads:
+def _heads(shape: Geometry, pool: BlockPool, window: int) -> CHeads:
     kept = KV_DTYPES["fp32" if pool.memory.dtype == np.float32 else "fp16"]
-    return Heads(
+    return CHeads(
         heads=shape.heads,
         kv_heads=shape.kv_heads,
         width=shape.head_dim,
@@ -378,7 +380,7 @@ def _heads(shape: Geometry, pool: BlockPool, window: int) -> Heads:
     )
 
 
-def _slots(of: Rows | Operand) -> int:
+def _slots(of: NetworkRows | Operand) -> int:
     if isinstance(of, Operand):
         return len(of.weights) if of.weights is not None and of.weights.ndim > 1 else 0
     return of.slots

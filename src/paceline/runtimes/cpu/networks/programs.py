@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import IntArray, LogitArray
-from paceline.native.draft_program import PICKED, Drawn
+from paceline.native.draft_program import PICKED, ChainNoise
 from paceline.native.packed import Packed
 from paceline.networks.base import Network
 from paceline.runtimes.cpu.networks.ops import NativeOps, Tokens, rows_of
@@ -23,7 +23,7 @@ OpsArguments = tuple[Network, NetworkWeights, Packed, BlockPool, LogitArray, Blo
 Input = Sequence[int] | npt.NDArray[np.int32]
 
 
-class Chains:
+class ChainProgram:
     """Program that prefills context rows, then drafts chains.
 
     Inputs (int32): `features` float32 `[rows, 4 * width]`, if the network reads them, and `tokens
@@ -62,7 +62,7 @@ class Chains:
             if not step:
                 # The first step's logits, and operations until they are there.
                 self._logits, self.started = logits, ops.operations
-            drawn = Drawn("noise", self.tokens, step * slots, slots)
+            drawn = ChainNoise("noise", self.tokens, step * slots, slots)
             ops.program.pick(
                 logits,
                 np.array(named),
@@ -106,7 +106,7 @@ class Chains:
         return _by_sequence(state, sequences), _by_sequence(logits, sequences)
 
 
-class Steps:
+class StepProgram:
     """Program of one step of branches: next states and logits from states and tokens.
 
     Inputs: `above` float32, parent states, and `tokens` int32 `[branches, width]`; where a step
@@ -114,7 +114,7 @@ class Steps:
     of `DraftProgram.attend_lent`.
     """
 
-    def __init__(self, parts: OpsArguments, chains: Chains) -> None:
+    def __init__(self, parts: OpsArguments, chains: ChainProgram) -> None:
         """Build the program; `chains` gives the states."""
         network = parts[0]
         ops = self._ops = _BranchOps(*parts)

@@ -16,7 +16,13 @@ from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.cpu.networks.ops import NetworkCache, last_rows, pool_for
-from paceline.runtimes.cpu.networks.programs import Chains, Input, OpsArguments, Steps, bits
+from paceline.runtimes.cpu.networks.programs import (
+    ChainProgram,
+    Input,
+    OpsArguments,
+    StepProgram,
+    bits,
+)
 from paceline.runtimes.cpu.networks.weights import NetworkWeights
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
 
@@ -39,9 +45,9 @@ class State:
 class Branches:
     """Batched steps of branches."""
 
-    def __init__(self, parts: OpsArguments, chains: Chains, threads: int) -> None:
+    def __init__(self, parts: OpsArguments, chains: ChainProgram, threads: int) -> None:
         network = parts[0]
-        self._steps = Steps(parts, chains)
+        self._steps = StepProgram(parts, chains)
         self._threads = threads
         self._width = network.width
         self._attends = network.layers > 0
@@ -146,7 +152,7 @@ class CpuRunner:
         )
         ids = trained.draft_ids
         self._parts: OpsArguments = (network, weights, packed, self._pool, angles, lent)
-        self._chains = Chains(self._parts, ids, previewed=True)
+        self._chains = ChainProgram(self._parts, ids, previewed=True)
         # Roots of trees need exact logits of the whole head.
         self._roots = None if trained.head_preview is not None else self._chains
         self._ids = ids
@@ -193,7 +199,7 @@ class CpuRunner:
 
     def start(self, context_update: Sequence[ContextUpdate]) -> list[Branch]:
         if self._roots is None:
-            self._roots = Chains(self._parts, self._ids)
+            self._roots = ChainProgram(self._parts, self._ids)
         self._take_in(self._roots, context_update, self._roots.started, self._roots.behind)
         states, logits = self._roots.root(len(context_update))
         return [
@@ -211,7 +217,7 @@ class CpuRunner:
         return state.value
 
     def _take_in(
-        self, program: Chains, context_update: Sequence[ContextUpdate], until: int, ahead: int
+        self, program: ChainProgram, context_update: Sequence[ContextUpdate], until: int, ahead: int
     ) -> int:
         # Run `until` operations, long prompts before them in chunks; `ahead` rows are written after
         # each context. Returns the steps drafted.
@@ -225,7 +231,7 @@ class CpuRunner:
         return self._run(program, rest, until, ahead)
 
     def _run(
-        self, program: Chains, context_update: Sequence[ContextUpdate], until: int, ahead: int
+        self, program: ChainProgram, context_update: Sequence[ContextUpdate], until: int, ahead: int
     ) -> int:
         read = [each.cache.tail.again(each) for each in context_update]
         rows, inputs = self._inputs(read, ahead)

@@ -7,7 +7,7 @@ import numpy as np
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 from paceline.models.gguf import quantize
-from paceline.native.library import Matrix
+from paceline.native.library import CMatrix
 from paceline.native.packed import GROUP, Packed
 from paceline.networks.base import fused_of
 from paceline.networks.head_preview import SCREEN
@@ -30,7 +30,7 @@ class NetworkWeights:
         self._trained, self._target, self._packed = trained, target, packed
         self._exact = precision == "fp32"
         self._shared = trained.network.target_weights()
-        self._known: dict[str, list[Matrix]] = {}
+        self._known: dict[str, list[CMatrix]] = {}
         for theirs in self._shared.values():
             if theirs.endswith("norm") and target.vector(theirs) is None:
                 raise InvalidOption(
@@ -50,13 +50,13 @@ class NetworkWeights:
             return found
         return self._trained.parameters[name]
 
-    def matrices(self, name: str, halves: bool = False) -> list[Matrix]:
+    def matrices(self, name: str, halves: bool = False) -> list[CMatrix]:
         """Return a matrix, packed on first use; `halves` are a gate and what it gates."""
         if name not in self._known:
             self._known[name] = self._pack(name, halves)
         return self._known[name]
 
-    def _pack(self, name: str, halves: bool) -> list[Matrix]:
+    def _pack(self, name: str, halves: bool) -> list[CMatrix]:
         if name == "embed":
             return [self._target(name)]
         if name == "head":
@@ -77,7 +77,7 @@ class NetworkWeights:
         whole = self._trained.parameters[name]
         return [self._matrix(kind, each) for each in (np.split(whole, 2) if halves else [whole])]
 
-    def _matrix(self, kind: str, matrix: LogitArray) -> Matrix:
+    def _matrix(self, kind: str, matrix: LogitArray) -> CMatrix:
         inputs = matrix.shape[1]
         if inputs % GROUP:
             raise InvalidOption(
