@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core import tree
-from paceline.core.target import Pass, RuntimeOptions, Target
+from paceline.core.target import Pass, Target
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption, PacelineError
 from paceline.measure.machine import dumps, machine
@@ -258,9 +258,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         loaded = {
             kv: load_model(
                 given.model,
-                options=RuntimeOptions(
-                    precision=given.precision, threads=given.threads, kv_precision=kv
-                ),
+                precision=given.precision,
+                threads=given.threads,
+                kv_precision=kv,
             )
             for kv in given.kv.split(",")
         }

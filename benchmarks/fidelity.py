@@ -24,7 +24,7 @@ from benchmarks.peers.batches import BatchEngine
 from benchmarks.peers.engines import start
 
 from paceline.core import tree
-from paceline.core.target import Pass, RuntimeOptions, Target
+from paceline.core.target import Pass, Target
 from paceline.core.types import LogitArray
 from paceline.errors import EngineFailed, InvalidOption, PacelineError
 from paceline.measure.machine import dumps, machine
@@ -115,9 +115,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         engine.close()
 
     def own(precision: str | None) -> LogitArray:
-        loaded = load_model(
-            given.model, options=RuntimeOptions(precision=precision, threads=given.threads)
-        )
+        loaded = load_model(given.model, precision=precision, threads=given.threads)
         logits = own_logits(loaded.target, tokens)
         del loaded
         gc.collect()

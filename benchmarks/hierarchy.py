@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     depth, draft = given.depth, given.draft_model
     try:
         options = RuntimeOptions(threads=given.threads)
-        small, target = load_model(draft, options=options), load_model(given.model, options=options)
+        small, target = load_model(options, model=draft), load_model(options, model=given.model)
         fixed = {"depth": depth, "nodes": depth}
         below = figures(small, {"suffix-automaton": fixed}, given.limit, given.tokens)
         above = figures(

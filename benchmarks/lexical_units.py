@@ -48,8 +48,8 @@ def main() -> None:
     given = parser.parse_args()
     prompts = [each.turns[0] for each in spread(BUILT_IN, given.limit)]
     options = RuntimeOptions(threads=1, prefix_tokens=0)
-    plain = make_engine(load_model(given.model, options=options), drafter="none")
-    rows = load_model(given.model, options=options, denoiser={"rows": given.rows})
+    plain = make_engine(load_model(options, model=given.model), drafter="none")
+    rows = load_model(options, model=given.model, denoiser={"rows": given.rows})
     samplers = [f"lexical-units:width={given.width},tau={tau:g}" for tau in given.thresholds]
     engines = [*(make_engine(rows, sampler=each) for each in samplers), plain]
     seconds = [0.0] * len(engines)

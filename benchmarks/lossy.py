@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline import Completion
-from paceline.core.target import RuntimeOptions
 from paceline.measure.prompts import BUILT_IN, read_prompts, spread
 from paceline.registry.loading import load_model, make_engine
 
@@ -51,7 +50,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     chosen = spread(BUILT_IN if given.prompts is None else read_prompts(given.prompts), given.limit)
-    loaded = load_model(options=RuntimeOptions(precision=given.precision, threads=given.threads))
+    loaded = load_model(precision=given.precision, threads=given.threads)
     options: dict[str, Any] = {
         "max_new_tokens": given.max_new_tokens,
         "temperature": given.temperature,

@@ -46,8 +46,8 @@ def main() -> None:
     given = parser.parse_args()
     prompts = [each.turns[0] for each in spread(BUILT_IN, given.limit)]
     options = RuntimeOptions(threads=1, prefix_tokens=0)
-    plain = make_engine(load_model(given.model, options=options), drafter="none")
-    rows = load_model(given.model, options=options, denoiser={"rows": given.rows})
+    plain = make_engine(load_model(options, model=given.model), drafter="none")
+    rows = load_model(options, model=given.model, denoiser={"rows": given.rows})
     engines = {each: make_engine(rows, sampler=each) for each in given.samplers}
     found = []
     for temperature in given.temperatures:

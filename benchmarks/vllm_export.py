@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.metrics import GenerationStats
-from paceline.core.target import RuntimeOptions
 from paceline.errors import EngineFailed, InvalidOption, PacelineError
 from paceline.export.layout import write_layout
 from paceline.export.vllm import vllm_layout
@@ -75,7 +74,7 @@ def ours(
     drafter: str, model: str, depth: int, texts: Sequence[str], new_tokens: int, threads: int | None
 ) -> tuple[list[list[int]], Answers]:
     """The prompts as tokens, and the answers of paceline."""
-    loaded = load_model(model, options=RuntimeOptions(precision="fp32", threads=threads))
+    loaded = load_model(model, precision="fp32", threads=threads)
     if Path(drafter).suffix == ".safetensors":
         name = load_network(Path(drafter)).network.name
         made = make_engine(loaded, drafter=f"{name}:weights={drafter}", nodes=depth, depth=depth)

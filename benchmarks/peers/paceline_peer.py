@@ -30,7 +30,6 @@ def main() -> None:
     arguments = parser.parse_args()
     lines = claim_output()
 
-    from paceline.core.target import RuntimeOptions
     from paceline.engine.memory import keep_apart
     from paceline.measure.run import read_alike
     from paceline.proof.audited_engine import SeededRequest
@@ -39,11 +38,9 @@ def main() -> None:
 
     loaded = load_model(
         str(arguments.model),
-        options=RuntimeOptions(
-            precision=arguments.precision,
-            threads=arguments.threads,
-            max_context=arguments.context,
-        ),
+        precision=arguments.precision,
+        threads=arguments.threads,
+        max_context=arguments.context,
     )
     keep_apart(loaded.target)
     draft = None if arguments.draft_model is None else str(arguments.draft_model)

@@ -12,9 +12,9 @@ import pytest
 from tests.cli import fakes
 
 from paceline.cli.app import run
-from paceline.core.target import RuntimeOptions
 from paceline.engine.engine import Engine, Event
 from paceline.registry import loading
+from paceline.registry.options import Options
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[RuntimeOptions]:
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
     """Replaces the loading of models; collects the options of every load."""
-    seen: list[RuntimeOptions] = []
+    seen: list[Options] = []
 
-    def load_model(
-        model: str = "",
-        *,
-        runtime: str = "auto",
-        options: RuntimeOptions | None = None,
-        **_: object,
-    ) -> loading.Loaded:
-        seen.append(options or RuntimeOptions())
-        return fakes.loaded((options and options.max_context) or 600)
+    def load_model(asked: Options, **_: object) -> loading.Loaded:
+        seen.append(asked)
+        return fakes.loaded(asked.max_context or 600)
 
     monkeypatch.setattr(loading, "load_model", load_model)
     return seen

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command, one_line, press_in_step
 
-from paceline.core.target import RuntimeOptions
 from paceline.measure import doctor, page
 from paceline.measure.run import Record
+from paceline.registry.options import Options
 
 pytestmark = pytest.mark.usefixtures("loads")
 
@@ -228,7 +228,7 @@ def test_a_line_cut_short_by_a_crash_is_decoded_again(
 
 
 def test_a_prompt_that_does_not_fit_is_found_first(
-    command: Command, tmp_path: Path, loads: list[RuntimeOptions]
+    command: Command, tmp_path: Path, loads: list[Options]
 ) -> None:
     path = tmp_path / "long.jsonl"
     turn = json.dumps(["word " * 900])

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from tests.cli.conftest import Command, one_line, press_in_step
 
-from paceline.cli.options import check_names
-from paceline.core.target import RuntimeOptions
 from paceline.drafters.statistics.recycling import Recycling
 from paceline.measure import methods, results
 from paceline.networks.weights import write_tensors
 from paceline.registry import table
+from paceline.registry.options import Options
 
 SHORT = ("bench", "methods", "--limit", "2", "--max-new-tokens", "12", "--batch", "2")
 FEW = (*SHORT, "--only", "recycling,gumbel,medusa")
@@ -38,13 +37,13 @@ def test_lines_name_what_there_is(line: methods.Claim) -> None:
     assert line.guarantee.startswith(("lossless", "lossy"))
     assert methods.prompts(line, 3)
     for draft in (True, False):
-        check_names("auto", line.named(draft))
+        Options().check(line.named(draft))
     for kind, name in line.methods():
         table.find(kind, name)
 
 
 def test_rows_are_measured_beside_plain_decoding(
-    command: Command, loads: list[RuntimeOptions], tmp_path: Path
+    command: Command, loads: list[Options], tmp_path: Path
 ) -> None:
     out, record = tmp_path / "out", tmp_path / "methods-table.json"
     done = command(*FEW, "--out", str(out), "--record", str(record), "--json")
@@ -73,9 +72,7 @@ def test_rows_are_measured_beside_plain_decoding(
     assert told["identical"] == "100%"
 
 
-def test_options_of_a_lines_method(
-    command: Command, loads: list[RuntimeOptions], tmp_path: Path
-) -> None:
+def test_options_of_a_lines_method(command: Command, loads: list[Options], tmp_path: Path) -> None:
     given = ("--with", "lookahead:length=2", "--with", "judge:head=folder/head.safetensors")
     record = tmp_path / "methods-table.json"
     words = (*SHORT, "--only", "lookahead,judge", "--json")
@@ -120,7 +117,7 @@ def test_lines_say_how_long_weights_were_trained(tmp_path: Path) -> None:
 
 
 def test_both_temperatures_but_for_a_rule_that_is_greedy(
-    command: Command, loads: list[RuntimeOptions]
+    command: Command, loads: list[Options]
 ) -> None:
     done = command(*SHORT, "--only", "jacobi,greedy rule", "--json")
     found = json.loads(done.out)
@@ -140,7 +137,7 @@ def test_both_temperatures_but_for_a_rule_that_is_greedy(
 
 def test_ctrl_c_and_the_same_command_again(
     command: Command,
-    loads: list[RuntimeOptions],
+    loads: list[Options],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -160,7 +157,7 @@ def test_ctrl_c_and_the_same_command_again(
 
 
 def test_a_text_that_differs_is_told(
-    command: Command, loads: list[RuntimeOptions], monkeypatch: pytest.MonkeyPatch
+    command: Command, loads: list[Options], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     genuine = methods.measure
 
@@ -174,7 +171,7 @@ def test_a_text_that_differs_is_told(
     assert "Cacheback: a text differs" in done.err
 
 
-def test_words_that_no_line_has(command: Command, loads: list[RuntimeOptions]) -> None:
+def test_words_that_no_line_has(command: Command, loads: list[Options]) -> None:
     done = command(*SHORT, "--only", "nonsense")
     assert one_line(done)
     assert "nonsense" in done.err
@@ -183,7 +180,7 @@ def test_words_that_no_line_has(command: Command, loads: list[RuntimeOptions]) -
 
 def test_a_method_that_breaks_down_leaves_the_others_theirs(
     command: Command,
-    loads: list[RuntimeOptions],
+    loads: list[Options],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     survived: list[str],
@@ -215,7 +212,7 @@ def _broken(*given: object, **named: object) -> None:
 
 
 def test_every_configuration_is_taken_by_a_model_or_says_what_it_needs(
-    command: Command, loads: list[RuntimeOptions]
+    command: Command, loads: list[Options]
 ) -> None:
     """Options, sizes and rules of each line go together: with a draft model, most of them run."""
     words = ("--limit", "1", "--max-new-tokens", "4", "--batch", "1", "--draft-model", "table")

@@ -12,16 +12,16 @@ import pytest
 from tests.cli import fakes
 from tests.cli.conftest import Command, one_line
 
-from paceline.core.target import RuntimeOptions
 from paceline.proof import verifier_acceptance
 from paceline.proof.bounds import RULES
 from paceline.proof.tabular import TabularTarget
 from paceline.registry import loading
 from paceline.registry.loaded import Loaded
+from paceline.registry.options import Options
 
 
 @pytest.fixture
-def drafts(loads: list[RuntimeOptions], monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def drafts(loads: list[Options], monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Replaces the draft model by a table that is another everywhere; collects how it was named."""
     seen: list[dict[str, Any]] = []
 
@@ -84,7 +84,7 @@ def test_chains_are_told_by_their_number_of_paths(
     assert len(setting["orderings"]) == 2  # with one draft there is nothing to replace
 
 
-def test_a_perfect_drafter_is_accepted_whole(command: Command, loads: list[RuntimeOptions]) -> None:
+def test_a_perfect_drafter_is_accepted_whole(command: Command, loads: list[Options]) -> None:
     [setting] = report(command, "--temperatures", "1", "--drafts", "1,2")["settings"]
     for row in setting["rows"]:
         if row["draft_law"] in ("independent", "without replacement", "shared noise"):
@@ -148,7 +148,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("arguments", REFUSED, ids=lambda a: repr(" ".join(a)))
 def test_bounds_refuses_before_loading(
-    arguments: tuple[str, ...], command: Command, loads: list[RuntimeOptions]
+    arguments: tuple[str, ...], command: Command, loads: list[Options]
 ) -> None:
     outcome = command("bounds", *arguments)
     assert one_line(outcome)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Command, one_line
 
-from paceline.core.target import RuntimeOptions
 from paceline.native import library
+from paceline.registry.options import Options
 
 library.found()  # compiled, if need be, before there is an empty cache for every test
 
 
-def test_parts_of_a_plain_and_a_drafted_step(command: Command, loads: list[RuntimeOptions]) -> None:
+def test_parts_of_a_plain_and_a_drafted_step(command: Command, loads: list[Options]) -> None:
     report = json.loads(command("doctor", "--profile", "--json").out)
     assert "c_n" not in report
     assert set(report["profile"]) == {"plain", "drafted"}
@@ -33,7 +33,7 @@ def test_parts_of_a_plain_and_a_drafted_step(command: Command, loads: list[Runti
         assert step["parts"]["inference"]["ms"] > 0
 
 
-def test_what_people_read(command: Command, loads: list[RuntimeOptions]) -> None:
+def test_what_people_read(command: Command, loads: list[Options]) -> None:
     text = command("doctor", "--profile", "--rows", "4").out
     assert "plain step: " in text
     assert "(4 rows, context 256, faster half of 30 steps)" in text
@@ -52,7 +52,7 @@ def test_what_people_read(command: Command, loads: list[RuntimeOptions]) -> None
     ],
 )
 def test_refuses(
-    arguments: tuple[str, ...], named: str, command: Command, loads: list[RuntimeOptions]
+    arguments: tuple[str, ...], named: str, command: Command, loads: list[Options]
 ) -> None:
     outcome = command("doctor", "--profile", *arguments, "--json")
     assert outcome.code == 2

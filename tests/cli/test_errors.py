@@ -11,8 +11,8 @@ import pytest
 from tests.cli.conftest import Command, one_line
 
 from paceline import __version__
-from paceline.core.target import RuntimeOptions
 from paceline.registry import loading
+from paceline.registry.options import Options
 
 GENERATE = {
     ("hi", "--model", "no/such.gguf"): "no/such.gguf",
@@ -114,7 +114,7 @@ LATE = {
 
 @pytest.mark.parametrize("arguments", LATE, ids=lambda a: repr(" ".join(a)[:40]))
 def test_generate_refuses_what_shows_after_loading(
-    arguments: tuple[str, ...], command: Command, loads: list[RuntimeOptions]
+    arguments: tuple[str, ...], command: Command, loads: list[Options]
 ) -> None:
     outcome = command("generate", *arguments)
     assert one_line(outcome)
@@ -244,7 +244,7 @@ def test_doctor_reports_although_the_model_is_missing(command: Command) -> None:
     assert "numpy" in json.loads(outcome.out)["versions"]
 
 
-def test_doctor_in_full(command: Command, loads: list[RuntimeOptions]) -> None:
+def test_doctor_in_full(command: Command, loads: list[Options]) -> None:
     report = json.loads(command("doctor", "--json").out)
     assert report["noise_floor"] == {"chain": 0, "tree": 0}
     assert report["c_n"]["1"] == 1

@@ -17,6 +17,7 @@ from tests.cli.conftest import Command, press_in_step
 
 from paceline.proof import engine_factory
 from paceline.registry import loading
+from paceline.registry.options import Options
 
 SMALL = ("--limit", "2", "--max-new-tokens", "12")
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -41,8 +42,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """A model whose logits are no numbers behind the first steps."""
 
-    def load_model(*_: Any, options: Any = None, **__: Any) -> loading.Loaded:
-        found = fakes.loaded((options and options.max_context) or 600)
+    def load_model(asked: Options | str, **_: Any) -> loading.Loaded:
+        found = fakes.loaded(Options.of(asked).max_context or 600)
         target: Any = found.target
         rows = target._logits
         target._logits = lambda c: rows(c) * (np.nan if len(c) > 30 else 1)

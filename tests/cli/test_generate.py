@@ -15,10 +15,10 @@ from tests.cli import fakes
 from tests.cli.conftest import Command, one_line, press_in_step
 
 from paceline.cli.output import Painter
-from paceline.core.target import RuntimeOptions
 from paceline.engine.engine import Engine
 from paceline.registry import loading
 from paceline.registry.assembly import DEFAULT_DRAFTER
+from paceline.registry.options import Options
 
 pytestmark = pytest.mark.usefixtures("loads")
 
@@ -69,7 +69,7 @@ def test_json_is_one_object_with_the_documented_keys(command: Command) -> None:
     assert report["config"]["max_new_tokens"] == 9
 
 
-def test_options_reach_the_engine(command: Command, loads: list[RuntimeOptions]) -> None:
+def test_options_reach_the_engine(command: Command, loads: list[Options]) -> None:
     arguments = "--temperature 1 --seed 3 --top-k 9 --top-p 0.9 --min-p 0.01 --ignore-eos"
     more = "--drafter recycling --verifier sample-match --nodes 5 --depth 3 --max-context 300"
     outcome = command("generate", "fox", "--json", *arguments.split(), *more.split())
@@ -248,7 +248,7 @@ def test_the_real_model_from_the_outside(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture
-def with_end(loads: list[RuntimeOptions], monkeypatch: pytest.MonkeyPatch) -> None:
+def with_end(loads: list[Options], monkeypatch: pytest.MonkeyPatch) -> None:
     """The table's tokenizer names an end token, which constraints need."""
     made = fakes.loaded()
     made.tokenizer.eos_token_ids = (2,)

@@ -21,6 +21,8 @@ from paceline.cli import options as o
 from paceline.errors import InvalidOption, PromptError
 from paceline.models.text import Tokenizer
 from paceline.registry import loading
+from paceline.registry.options import Options
+from paceline.serving.settings import Settings
 
 # Blocks
 
@@ -32,25 +34,26 @@ def test_a_block_s_fields_are_options_in_its_place(capsys: pytest.CaptureFixture
     def command(
         text: Annotated[str, typer.Argument()],
         *,
-        place: o.ModelOptions,
+        asked: Annotated[Options, o.Takes("model", "device", "fold_system", model="tiny")],
         more: Annotated[int, typer.Option()] = 3,
-        room: o.ResourceOptions,
+        settings: Settings,
     ) -> None:
         """What it does."""
-        seen.append((text, place, more, room))
+        seen.append((text, asked, more, settings.port, settings.served_name))
 
-    assert list(inspect.signature(command).parameters) == [
-        *("text", "model", "runtime", "device", "precision", "denoiser"),
-        *("more", "threads", "max_context", "kv_precision"),
+    assert list(inspect.signature(command).parameters)[:6] == [
+        *("text", "model", "device", "fold_system", "more", "host")
     ]
     app = typer.Typer()
     app.command()(command)
-    app(["hello", "--device", "cuda", "--threads", "2"], standalone_mode=False)
-    app(["hi", "--more", "5"], standalone_mode=False)
+    app(["hello", "--device", "cuda", "--port", "2", "--served-name", "a"], standalone_mode=False)
+    app(["hi", "--more", "5", "--fold-system"], standalone_mode=False)
     assert seen == [
-        ("hello", o.ModelOptions(device="cuda"), 3, o.ResourceOptions(threads=2)),
-        ("hi", o.ModelOptions(), 5, o.ResourceOptions()),
+        ("hello", Options(model="tiny", device="cuda"), 3, 2, ["a"]),
+        ("hi", Options(model="tiny", fold_system=True), 5, 8000, None),
     ]
+    with pytest.raises(InvalidOption, match=r"^--port must be 0 to 65535, not 70000"):
+        app(["hi", "--port", "70000"], standalone_mode=False)
     app(["--help"], standalone_mode=False)
     assert "What it does." in capsys.readouterr().out
 
@@ -163,7 +166,7 @@ class TestChatOptions:
 
     @pytest.fixture
     def asking(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def load_model(*_: Any, chat_template: str | None = None, **__: Any) -> Any:
+        def load_model(*_: Any, **__: Any) -> Any:
             made = fakes.loaded()
             made.source.sampling = self.ASKED
             return made

@@ -55,7 +55,7 @@ def test_keys_come_from_file_and_environment(
         ("", ["--api-key-file", "FILE.no"], "cannot be read"),
         ("k\xe9y", ["--api-key-file", "FILE"], "ASCII"),
         ("", ["--port", "70000"], "port must be"),
-        ("", ["--shutdown-timeout", "-1"], "shutdown_timeout must be"),
+        ("", ["--shutdown-timeout", "-1"], "--shutdown-timeout must be"),
         ("", ["--drafter", "nothing"], "nothing"),
     ],
 )

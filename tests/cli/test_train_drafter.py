@@ -13,7 +13,6 @@ pytest.importorskip("torch")
 from tests.cli.conftest import Command, one_line
 from tests.helpers.tiny_model import save_directory, tiny_config
 
-from paceline.core.target import RuntimeOptions
 from paceline.models.source import resolve
 from paceline.networks.weights import load_network
 from paceline.registry.loading import load_model
@@ -57,7 +56,10 @@ def test_what_the_target_saw_while_it_wrote_is_what_reading_its_texts_gives(
     sizes = ("--texts", "2", "--new-tokens", "6", "--self-written", "0.5", "--runtime", "torch")
     done = command("train", "data", str(prompts), *where, *sizes)
     assert done.code == 0, done.err
-    loaded = load_model(str(model), runtime="torch", options=RuntimeOptions())
+    loaded = load_model(
+        str(model),
+        runtime="torch",
+    )
     texts = Shards(tmp_path / "data").read()
     assert 3 <= len(texts) == len(list(kept.iterdir())) <= 6
     for text in texts:

@@ -8,7 +8,6 @@ import pytest
 from tests.helpers import tiny_model as tiny
 from tests.runtimes import tiny_cpu
 
-from paceline.core.target import RuntimeOptions
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.registry.loaded import Loaded
 from paceline.registry.loading import load_model, make_engine
@@ -24,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def load(model: str, precision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Loaded:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
-    return load_model(model, runtime="cpu", options=RuntimeOptions(precision=precision))
+    return load_model(model, runtime="cpu", precision=precision)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

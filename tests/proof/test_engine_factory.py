@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.cli import fakes
 
-from paceline.core.target import RuntimeOptions
 from paceline.errors import InvalidOption, PacelineError
 from paceline.proof import engine_factory
 from paceline.proof import engine_factory as peers
@@ -18,8 +18,9 @@ from paceline.proof.audited_engine import SeededRequest
 from paceline.proof.checks import AuditExtent
 from paceline.proof.engine_factory import open_engine, referee
 from paceline.proof.outside import run
+from paceline.registry.options import Options
 
-Loads = list[RuntimeOptions]
+Loads = list[Options]
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +34,8 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
     """A table takes the place of models; the options of every load."""
     seen: Loads = []
 
-    def load_model(model: str, *, runtime: str, options: RuntimeOptions) -> object:
-        seen.append(options)
+    def load_model(model: str, **options: Any) -> object:
+        seen.append(Options(model=model, **options))
         return fakes.loaded()
 
     monkeypatch.setattr(engine_factory, "load_model", load_model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.target import RuntimeOptions
 from paceline.registry.loaded import Loaded
 from paceline.registry.loading import load_model
 
@@ -14,7 +13,7 @@ _LOADED: dict[str, Loaded] = {}
 def load(precision: str) -> Loaded:
     if precision not in _LOADED:
         _LOADED.clear()  # one at a time: fp32 weights take half a gigabyte
-        _LOADED[precision] = load_model(options=RuntimeOptions(precision=precision))
+        _LOADED[precision] = load_model(precision=precision)
     return _LOADED[precision]
 
 

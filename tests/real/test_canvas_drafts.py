@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from tests.real.conftest import load
 
-from paceline.core.target import RuntimeOptions
 from paceline.engine.engine import Completion, Engine
 from paceline.models.source import DRAFTING, resolve
 from paceline.registry.loading import load_model, make_engine
@@ -36,7 +35,7 @@ def check(engine: Engine) -> float:
 
 @pytest.mark.parametrize("sampler", ["tidar:width=3", "linear-spec:width=3"])
 def test_mask_rows_bring_tokens_and_the_text_of_plain_decoding(sampler: str) -> None:
-    rows = load_model(denoiser="rows", options=RuntimeOptions(precision="file"))
+    rows = load_model(denoiser="rows", precision="file")
     per_forward = check(make_engine(rows, sampler=sampler))
     # linear-spec takes two forwards for what it accepts and one token more.
     assert per_forward > (1.1 if sampler.startswith("tidar") else 0.55)

@@ -79,7 +79,7 @@ def test_eagle_below_int8_changes_no_token_of_fp32(fp32: Loaded, temperature: fl
 def test_three_models_change_no_token_of_fp32(fp32: Loaded, plain_greedy: list[Completion]) -> None:
     """Prompt lookup drafts for int4, int4 for int8, int8 for fp32."""
     options = [RuntimeOptions(precision=precision) for precision in ("int4", "int8")]
-    models = [load_model(options=each).target for each in options]
+    models = [load_model(each).target for each in options]
     levels = [Level(models[0], least=2, nodes=2), Level(models[1], nodes=3)]
     engine = make_engine(fp32, nodes=5, max_batch=2)
     engine.decoder.drafter = Cascade(

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from paceline import SamplingParams
-from paceline.core.target import RuntimeOptions
 from paceline.registry.loaded import Loaded
 from paceline.registry.loading import load_model, make_engine
 
@@ -84,7 +83,7 @@ def test_drafted_texts(loaded: Loaded, expected: dict[str, Any], kind: str, draf
 def main() -> None:
     recorded: dict[str, Any] = {}
     for precision in ("file", "fp32"):
-        loaded = load_model(options=RuntimeOptions(precision=precision))
+        loaded = load_model(precision=precision)
         print(key(loaded), file=sys.stderr)
         recorded[key(loaded)] = {kind: texts(loaded, kind, 1, drafter="none") for kind in KINDS}
     FILE.write_text(json.dumps(recorded, indent=None, separators=(",", ":")) + "\n")

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from tests.real.prompts import PROMPTS
 
-from paceline.core.target import RuntimeOptions, Target
+from paceline.core.target import Target
 from paceline.drafters.draft_model import DraftModel
 from paceline.engine.engine import Completion
 from paceline.registry.loaded import Loaded
@@ -31,7 +31,7 @@ OPTIONS = {"max_new_tokens": 20, "temperature": 1.0, "seed": 3}
 
 @cache
 def small() -> Target:
-    return load_model(options=RuntimeOptions(precision="int8")).target
+    return load_model(precision="int8").target
 
 
 def drafted(loaded: Loaded, verifier: Verifier, growth: TreeExpansion) -> list[Completion]:

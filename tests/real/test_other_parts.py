@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from tests.real.prompts import PROMPTS
 
-from paceline.core.target import RuntimeOptions
 from paceline.registry.loaded import Loaded
 from paceline.registry.loading import load_model, make_engine
 
@@ -13,7 +12,7 @@ pytestmark = pytest.mark.real
 
 
 def test_int4_is_bit_exact_too():
-    loaded = load_model(options=RuntimeOptions(precision="int4"))
+    loaded = load_model(precision="int4")
     plain = make_engine(loaded, drafter="none").generate(PROMPTS[:2], max_new_tokens=24)
     drafted = make_engine(loaded, drafter="recycling", nodes=6, depth=3).generate(
         PROMPTS[:2], max_new_tokens=24

@@ -7,7 +7,6 @@ import pytest
 from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
-from paceline.core.target import RuntimeOptions
 from paceline.core.types import SamplingParams
 from paceline.registry.loaded import Loaded
 from paceline.registry.loading import load_model, make_engine
@@ -19,7 +18,7 @@ TOKENS = 56
 
 @pytest.fixture(scope="module")
 def small() -> Loaded:
-    return load_model(options=RuntimeOptions(precision="int8", kv_tokens=640))
+    return load_model(precision="int8", kv_tokens=640)
 
 
 def params(index: int) -> SamplingParams:

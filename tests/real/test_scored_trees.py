@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from tests.real.prompts import PROMPTS
 
-from paceline.core.target import Output, RuntimeOptions, Target
+from paceline.core.target import Output, Target
 from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.statistics.recycling import Recycling
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.real, pytest.mark.parametrize("loaded", ["int8"], indi
 @cache
 def small() -> Target:
     """The first layers as a draft model."""
-    return load_model(options=RuntimeOptions(precision="int8"), layers=24).target
+    return load_model(precision="int8", layers=24).target
 
 
 @pytest.mark.parametrize("controller", ["fixed", "cost-model"])

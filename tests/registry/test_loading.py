@@ -113,7 +113,7 @@ def test_a_runtime_that_reads_files_itself_refuses_an_early_exit(model: str) -> 
 
 def test_draft_models_take_over_the_options_of_the_target(model: str) -> None:
     options = RuntimeOptions(threads=3, precision="fp32", max_context=200)
-    loaded = load_model(model, runtime="tabular", options=options, progress=False)
+    loaded = load_model(options, model=model, runtime="tabular", progress=False)
     for precision in (None, "int4"):
         draft = load_draft(loaded, model, precision=precision, layers=1, progress=False)
         assert draft.options == RuntimeOptions(threads=3, precision=precision, max_context=200)
@@ -220,7 +220,7 @@ def test_string_level_also_takes_the_same_vocabulary(loaded: Loaded, model: str)
 
 def test_a_draft_model_is_loaded_like_its_target(model: str) -> None:
     options = RuntimeOptions(precision="int8", threads=2, max_context=100)
-    loaded = load_model(model, runtime="tabular", options=options, progress=False)
+    loaded = load_model(options, model=model, runtime="tabular", progress=False)
     FakeTarget.loads = []
     make_engine(loaded, drafter="draft-model", draft_model=model, nodes=2, progress=False)
     [(source, found)] = FakeTarget.loads
@@ -234,9 +234,9 @@ def test_more_context_than_the_model_reads_is_refused(model: str) -> None:
         options = RuntimeOptions(max_context=asked)
         if refused:
             with pytest.raises(InvalidOption, match=rf"max_context is {asked}, but .* 256 tokens"):
-                load_model(model, runtime="tabular", options=options, progress=False)
+                load_model(options, model=model, runtime="tabular", progress=False)
         else:
-            load_model(model, runtime="tabular", options=options, progress=False)
+            load_model(options, model=model, runtime="tabular", progress=False)
 
 
 def test_a_missing_draft_model_is_a_model_error(loaded: Loaded) -> None:
@@ -404,12 +404,12 @@ def test_what_a_runtime_does_not_have_is_refused(
     runtime: str, option: str, value: Any, model: str
 ) -> None:
     with pytest.raises(InvalidOption, match=f"{option} {value}|not '{value}'"):
-        load_model(model, runtime=runtime, options=RuntimeOptions(**{option: value}))
+        load_model(model, runtime=runtime, **{option: value})
 
 
 def test_the_reference_has_both_precisions_of_keys_and_no_prefixes(model: str) -> None:
     options = RuntimeOptions(kv_precision="fp16", prefix_tokens=0)
-    found = load_model(model, runtime="reference", options=options)
+    found = load_model(options, model=model, runtime="reference")
     assert found.target.capabilities.kv_precision == "fp16"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cli.options import check_names
 from paceline.core.expressions import parse
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.combine.bandit import Choose
@@ -14,6 +13,7 @@ from paceline.errors import InvalidOption
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.registry import table as registry
 from paceline.registry.assembly import make_drafter
+from paceline.registry.options import Options
 
 TARGET = TabularTarget(TabularModel(5, 1, 1).logits, 5)
 
@@ -60,7 +60,7 @@ def test_a_bar_lets_drafters_take_turns() -> None:
         turns = make(text)
         assert isinstance(turns, Choose)
         assert [part.name for part in turns.parts] == ["none", "merged"]
-        check_names("auto", text)
+        Options().check(text)
     with pytest.raises(InvalidOption, match="option seed of drafter 'choose' must be a whole"):
         make("choose:seed=x|none|aded")
     with pytest.raises(InvalidOption, match="combine 2 to"):
@@ -70,12 +70,12 @@ def test_a_bar_lets_drafters_take_turns() -> None:
 @pytest.mark.parametrize("text", ["recycling+", "+recycling", "recycling++aded", "", "none|", "|"])
 def test_an_empty_part_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="empty part"):
-        check_names("auto", text)
+        Options().check(text)
     with pytest.raises(InvalidOption, match="empty part"):
         make(text)
 
 
 def test_unknown_names_are_found_without_making_anything() -> None:
     with pytest.raises(InvalidOption, match="drafter 'magic' is unknown"):
-        check_names("auto", "recycling+magic:x=1")
-    check_names("auto", "graft:floor=0.1+draft-model+datastore:index=nowhere")
+        Options().check("recycling+magic:x=1")
+    Options().check("graft:floor=0.1+draft-model+datastore:index=nowhere")

@@ -165,7 +165,7 @@ def first_difference(expected: Completion, found: Completion) -> Difference | No
 
 @pytest.mark.real
 def test_in_float32_runs_part_at_near_ties_alone() -> None:
-    loaded = load_model(runtime="torch", options=RuntimeOptions(precision="fp32"), progress=False)
+    loaded = load_model(runtime="torch", precision="fp32", progress=False)
     params = SamplingParams(max_new_tokens=32, logprobs=2)
     engines = [
         make_engine(loaded, drafter=name, nodes=10, depth=4, max_batch=4)

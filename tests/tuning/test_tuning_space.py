@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.options import check_names
 from paceline.networks.weights import ShippedCard
+from paceline.registry.options import Options
 from paceline.tuning import space
 from paceline.tuning.space import DEFAULT, SIZINGS, Space, configuration
 
@@ -37,7 +37,7 @@ def loaded(model: str, networks: bool = True, layers: tuple[int, ...] = (1, 2, 3
 def test_every_name_is_known_and_told_from_the_others() -> None:
     whole = Space(dict.fromkeys(space._TRAINED, 0))
     for drafter in whole.drafters:
-        check_names("auto", drafter)
+        Options().check(drafter)
     assert len(whole.everything) == len(whole.drafters) * len(SIZINGS)
     for name, point in whole.everything.items():
         assert point.name == name

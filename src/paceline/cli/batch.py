@@ -11,6 +11,7 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.output import interruptible, progress_bar, report, telling
 from paceline.errors import InvalidOption
+from paceline.registry.options import Options
 
 
 @o.spread_options
@@ -18,20 +19,14 @@ def batch(
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="Requests, one a line.")],
     out: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Answers; what it has is kept.")],
     *,
-    place: o.ModelOptions,
-    drafter: o.Drafter = "auto",
-    rules: o.SpeculationOptions,
-    room: o.ResourceOptions,
-    chats: o.ChatOptions,
-    max_batch: Annotated[int, typer.Option(help="Most answers decoded together.")] = 8,
+    asked: Annotated[Options, o.Takes(*o.MODEL, *o.SPECULATION, *o.LIMITS, *o.CHATS, "max_batch")],
     as_json: o.AsJson = False,
 ) -> None:
     """Answer requests of a JSONL file, in OpenAI's batch format.
 
     Ctrl-C ends with the answers that are begun, a kill loses those alone; the same command goes on.
     """
-    options = o.runtime_options(place, room)
-    o.check_names(place.runtime, drafter, speculation=rules)
+    asked.check()
     try:
         from paceline.serving.batch import BatchRun, open_output, read_lines
         from paceline.serving.model import ServedModel
@@ -46,9 +41,9 @@ def batch(
     file, done = open_output(out)
     left = [line for line in lines if line.key not in done]
     figures: dict[str, float] = {"requests": len(lines), "answered_before": len(lines) - len(left)}
-    with telling(place.model):
-        engine, made_of = o.load(place, options, drafter, rules, chats, max_batch)
-    names = [made_of.name, place.model]
+    with telling(asked.model):
+        engine, made_of = o.load(asked)
+    names = [made_of.name, asked.model]
     model = ServedModel(engine, names, made_of.fingerprint, str(made_of.path))
     model.allow_chat_template = True
     begin, written = perf_counter(), 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from paceline.core.expressions import split_lists
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PromptError
 from paceline.measure.prompts import BUILT_IN, NOISE_TEXT, digest, read_prompts, spread
+from paceline.registry.options import Options
 from paceline.version import __version__
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ def bench(
         int | None,
         typer.Option(help="Most tokens to generate. Default: 128; for agentic 512."),
     ] = None,
-    place: o.ModelOptions,
-    rules: o.SpeculationOptions,
-    room: o.ResourceOptions,
+    asked: Annotated[Options, o.Takes(*o.MODEL, *o.VERIFICATION, *o.LIMITS)],
     temperature: o.Temperature = 0.0,
     seed: o.Seed = 0,
     ignore_eos: o.IgnoreEos = False,
@@ -88,8 +86,7 @@ def bench(
         return
     # The baseline first.
     names = list(dict.fromkeys(["none", *split_lists(drafters or [_DRAFTERS], "--drafters")]))
-    checked = o.runtime_options(place, room)
-    o.check_names(place.runtime, *names, speculation=rules)
+    asked.check(*names)
     o.check_at_least_one(limit=limit, batch=batch)
     work = _workload(workload, prompts, limit, turns, batch)
     params = SamplingParams(
@@ -109,24 +106,16 @@ def bench(
     from paceline.measure.run import read_alike, warm_up
     from paceline.registry import loading
 
-    loaded = loading.load_model(
-        place.model, runtime=place.runtime, options=checked, denoiser=place.denoiser
-    )
+    loaded = loading.load_model(asked)
     keep_apart(loaded.target)
     costs = loaded.measured_costs
     engines = {
-        name: loading.make_engine(
-            loaded,
-            drafter=name,
-            **asdict(rules),
-            max_batch=batch,
-            spare_draft=True,
-        )
+        name: loading.make_engine(loaded, asked, drafter=name, max_batch=batch, spare_draft=True)
         for name in names
     }
-    if rules.draft_model and not any(each.config["draft_model"] for each in engines.values()):
+    if asked.draft_model and not any(each.config["draft_model"] for each in engines.values()):
         raise InvalidOption(
-            f"none of {', '.join(names)} uses --draft-model {rules.draft_model}: add draft-model "
+            f"none of {', '.join(names)} uses --draft-model {asked.draft_model}: add draft-model "
             "to --drafters or leave it out"
         )
     read_alike(engines.values(), costs)
@@ -142,9 +131,9 @@ def bench(
         "model": loaded.source.name,
         "fingerprint": loaded.source.fingerprint,
         **{key: getattr(capabilities, key) for key in _CAPABILITIES},
-        "threads": room.threads,
+        "threads": asked.threads,
         "drafters": names,
-        **asdict(rules),
+        **{name: getattr(asked, name) for name in o.VERIFICATION},
         "verifier": engines["none"].config["verifier"],
         "workload": work.name,
         "prompts": "built-in" if prompts is None else prompts.name,
@@ -167,7 +156,7 @@ def bench(
         "machine": here,
         "bit_exact": capabilities.bit_exact,
         "noise_floor": noise_floor(loaded.target, loaded.tokenizer.prompt(NOISE_TEXT, raw=True)),
-        "fidelity": fidelity_to_fp32(loaded, place.model) if fidelity else None,
+        "fidelity": fidelity_to_fp32(loaded, asked.model) if fidelity else None,
     }
     wanted = sum(map(len, work.groups))
     with store, interruptible() as interrupt:

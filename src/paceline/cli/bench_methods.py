@@ -9,13 +9,13 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import end, interruptible, progress_bar, remark, report
+from paceline.registry.options import Options
 
 
 @o.spread_options
 def methods(
     *,
-    model: o.Model = "smollm2-135m",
-    compute: o.ComputeOptions,
+    asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
     draft_model: Annotated[
         str | None, typer.Option(help="Draft model; without one, eagle3 takes its place.")
     ] = None,
@@ -49,7 +49,6 @@ def methods(
     failed, or if a text differs from plain decoding that must not.
     """
     o.check_at_least_one(batch=batch, limit=limit, max_new_tokens=max_new_tokens)
-    options = o.runtime_options(compute)
     from paceline.measure import methods as bench
     from paceline.measure import results
     from paceline.measure.kept import Kept
@@ -58,7 +57,7 @@ def methods(
     from paceline.registry import loading
 
     lines = bench.chosen(_words(only), _words(skip), given or [])
-    loaded = loading.load_model(model, runtime=compute.runtime, options=options)
+    loaded = loading.load_model(asked)
     about: dict[str, Any] = {
         "model": loaded.source.name,
         "fingerprint": loaded.source.fingerprint,

@@ -11,6 +11,7 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.output import end, interruptible, progress_bar, remark, report
 from paceline.errors import InvalidOption
+from paceline.registry.options import AUTOREGRESSIVE, Options
 
 SAMPLERS = "autoregressive;counts;counts:per_step=2;counts:per_step=4;threshold:tau=0.9"
 
@@ -18,8 +19,7 @@ SAMPLERS = "autoregressive;counts;counts:per_step=2;counts:per_step=4;threshold:
 @o.spread_options
 def parallel(
     *,
-    model: o.Model = "lists-bd",
-    compute: o.ComputeOptions,
+    asked: Annotated[Options, o.Takes("model", *o.COMPUTE, model="lists-bd")],
     samplers: Annotated[
         str,
         typer.Option(
@@ -51,7 +51,6 @@ def parallel(
     --out the same command goes on, and results.json, results.md and report.html tell the outcome.
     """
     o.check_at_least_one(seeds=seeds, cases=cases, room=room)
-    options = o.runtime_options(compute)
     from paceline.measure import parallel as bench
     from paceline.measure.kept import Kept
     from paceline.measure.machine import machine
@@ -76,7 +75,7 @@ def parallel(
     sizes = list(dict.fromkeys(o.numbers("--batches", batches, int, 1)))
     forms = dict.fromkeys(o.numbers("--templates", templates, int, 0))
     cells = [bench.Cell(*each) for each in product(names, forms, range(seeds), sizes)]
-    loaded = loading.load_model(model, runtime=compute.runtime, options=options)
+    loaded = loading.load_model(asked)
     facts = loaded.target.capabilities.denoises
     if facts is None:
         raise InvalidOption(f"{loaded.source.name} fills no canvas: use a model such as lists-bd")
@@ -84,7 +83,7 @@ def parallel(
     stream = None
     if facts.autoregressive:
         stream = loading.make_engine(
-            loaded, sampler=loading.AUTOREGRESSIVE, drafter="none", max_batch=max(sizes)
+            loaded, sampler=AUTOREGRESSIVE, drafter="none", max_batch=max(sizes)
         )
     about: dict[str, Any] = {
         "model": loaded.source.name,

@@ -14,6 +14,7 @@ from paceline.cli.output import print_json, remark
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PromptError
 from paceline.measure.prompts import BUILT_IN, read_prompts, spread
+from paceline.registry.options import Options
 from paceline.version import __version__
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ def bounds(
     ] = "1,2,3,4",
     depth: Annotated[int, typer.Option(help="Length of drafted chains.")] = 4,
     max_new_tokens: o.MaxNewTokens = 48,
-    model: o.Model = "smollm2-135m",
-    compute: o.ComputeOptions,
+    asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
     seed: o.Seed = 0,
     as_json: o.AsJson = False,
 ) -> None:
@@ -51,8 +51,7 @@ def bounds(
     The bound is the optimum over all lossless rules that see the same drafts of a node; chains and
     paths are verified as a whole, so their figures are accepted tokens per round.
     """
-    checked = o.runtime_options(compute)
-    o.check_names(compute.runtime)
+    asked.check()
     counts = o.numbers("--drafts", drafts, int)
     if not all(1 <= count <= 8 for count in counts):
         raise InvalidOption(f"--drafts must be between 1 and 8, not {drafts}")
@@ -75,11 +74,13 @@ def bounds(
     from paceline.proof import verifier_acceptance as acceptance
     from paceline.registry import loading
 
-    loaded = loading.load_model(model, runtime=compute.runtime, options=checked)
+    loaded = loading.load_model(asked)
     if kind == "layers":
-        small = loading.load_draft(loaded, model, precision=compute.precision, layers=int(which))
+        small = loading.load_draft(
+            loaded, asked.model, precision=asked.precision, layers=int(which)
+        )
     elif kind == "precision":
-        small = loading.load_draft(loaded, model, precision=which)
+        small = loading.load_draft(loaded, asked.model, precision=which)
     else:
         small = loading.load_draft(loaded, draft)
     texts = [prompt.turns[0] for prompt in chosen]

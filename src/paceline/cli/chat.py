@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
 
 from paceline.cli import options as o
 from paceline.cli.output import follow, interruptible, remark, summary, telling, write
 from paceline.core.options import check_text
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PacelineError
+from paceline.registry.options import Options
 
 _HELP = "/reset starts anew, /quit (or end of input) leaves, Ctrl-C stops an answer"
 
@@ -18,11 +20,7 @@ _HELP = "/reset starts anew, /quit (or end of input) leaves, Ctrl-C stops an ans
 @o.spread_options
 def chat(
     *,
-    place: o.ModelOptions,
-    drafter: o.Drafter = "auto",
-    rules: o.SpeculationOptions,
-    room: o.ResourceOptions,
-    chats: o.ChatOptions,
+    asked: Annotated[Options, o.Takes(*o.MODEL, *o.SPECULATION, *o.LIMITS, *o.CHATS)],
     max_new_tokens: o.MaxNewTokens = 512,
     sampling: o.SamplingOptions,
     seed: o.Seed = 0,
@@ -37,11 +35,10 @@ def chat(
         stop_loops=stop_loops,
     )
     check_text("--system", system)
-    options = o.runtime_options(place, room)
-    o.check_names(place.runtime, drafter, speculation=rules)
+    asked.check()
 
-    with telling(place.model):
-        engine, _ = o.load(place, options, drafter, rules, chats, max_batch=1)
+    with telling(asked.model):
+        engine, _ = o.load(replace(asked, max_batch=1))
     if engine.tokenizer.chat_template is None:
         raise InvalidOption(
             "the model has no chat template: give one (--chat-template), or use paceline generate"

@@ -13,8 +13,8 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import doctor_lines, print_json, remark
-from paceline.core.target import RuntimeOptions
 from paceline.errors import InvalidOption, PacelineError
+from paceline.registry.options import Options
 from paceline.version import __version__
 
 PACKAGES = ("numpy", "torch", "transformers")
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 @o.spread_options
 def doctor(
     *,
-    model: o.Model = "smollm2-135m",
-    compute: o.ComputeOptions,
-    kv_precision: o.KvPrecision = None,
+    asked: Annotated[Options, o.Takes("model", *o.COMPUTE, "kv_precision")],
     quick: Annotated[bool, typer.Option("--quick", help="Leave the model out.")] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Take a plain and a drafted step apart instead.")
@@ -52,13 +50,12 @@ def doctor(
 
     With --profile: where a plain and a drafted step spend their time, part by part.
     """
-    checked = o.runtime_options(compute, kv_precision=kv_precision)
-    o.check_names(compute.runtime, drafter)
+    asked.check(drafter)
     if rows < 2:
         raise InvalidOption(f"--rows must be 2 or more, a root and a draft, not {rows}")
     if quick and profile:
         raise InvalidOption("--profile needs the model: leave out --quick")
-    if fingerprint and (profile or compute.runtime not in ("auto", "cpu")):
+    if fingerprint and (profile or asked.runtime not in ("auto", "cpu")):
         raise InvalidOption("--fingerprint is of runtime cpu, and stands without --profile")
 
     from paceline.core.cache import cache_dir
@@ -71,18 +68,18 @@ def doctor(
         "cache": {"path": str(directory), "mib": _size(directory)},
         "native": _native(),
     }
-    report["auto_runtime"] = _auto(compute.device)
+    report["auto_runtime"] = _auto(asked.device)
     problem: PacelineError | None = None
     if fingerprint:
-        report |= {"fingerprint": _fingerprint(None if quick else model, checked)}
+        report |= {"fingerprint": _fingerprint(None if quick else asked)}
     elif not quick:
         if not as_json:
             remark("loading and measuring; this takes a minute or two")
         try:
             if profile:
-                report |= _profile(model, compute.runtime, checked, drafter, rows)
+                report |= _profile(asked, drafter, rows)
             else:
-                report |= _measure(model, compute.runtime, checked)
+                report |= _measure(asked)
         except PacelineError as error:  # what is known so far may explain it
             problem = error
     if as_json:
@@ -94,30 +91,28 @@ def doctor(
         raise problem
 
 
-def _measure(model: str, runtime: str, options: RuntimeOptions) -> dict[str, Any]:
+def _measure(asked: Options) -> dict[str, Any]:
     from paceline.measure.doctor import noise_floor
     from paceline.measure.prompts import NOISE_TEXT
     from paceline.registry import loading
 
     begin = perf_counter()
-    loaded = loading.load_model(model, runtime=runtime, options=options)
+    loaded = loading.load_model(asked)
     return {
         "model": {**_model(loaded), "load_seconds": perf_counter() - begin},
         "c_n": loaded.measured_costs.curve(),
         "forward_ms": round(1000 * loaded.measured_costs.time(1), 2),
         "noise_floor": noise_floor(loaded.target, loaded.tokenizer.prompt(NOISE_TEXT, raw=True)),
-        "fidelity": _fidelity(loaded, model),
+        "fidelity": _fidelity(loaded, asked.model),
     }
 
 
-def _profile(
-    model: str, runtime: str, options: RuntimeOptions, drafter: str, rows: int
-) -> dict[str, Any]:
+def _profile(asked: Options, drafter: str, rows: int) -> dict[str, Any]:
     from paceline.measure.doctor import profile, repetitive
     from paceline.registry import loading
 
     begin = perf_counter()
-    loaded = loading.load_model(model, runtime=runtime, options=options)
+    loaded = loading.load_model(asked)
     seconds = perf_counter() - begin
     prompt = repetitive(loaded.tokenizer, loaded.target.capabilities.max_context)
     plain = loading.make_engine(loaded, drafter="none", max_batch=1)
@@ -145,16 +140,16 @@ def _native() -> dict[str, Any]:
     return {"levels": able, "level": level, "library": str(path), "compiler": compiler}
 
 
-def _fingerprint(model: str | None, options: RuntimeOptions) -> dict[str, Any]:
+def _fingerprint(asked: Options | None) -> dict[str, Any]:
     from paceline.models.source import resolve
     from paceline.proof import fingerprint
     from paceline.runtimes.cpu.target import CpuTarget
 
     found = fingerprint.fingerprints()
     out: dict[str, Any] = {"built_in": fingerprint.summary(found), "cases": found}
-    if model is not None:
-        source = resolve(model)
-        target = CpuTarget.load(source, replace(options, kv_tokens=1024, max_context=None))
+    if asked is not None:
+        source = resolve(asked.model)
+        target = CpuTarget.load(source, replace(asked, kv_tokens=1024, max_context=None))
         kept = target.capabilities
         out["model"] = {
             "name": source.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,16 +29,14 @@ from paceline.core.options import check_text, within
 from paceline.core.types import Denoising, SamplingParams
 from paceline.errors import InvalidOption, PromptError
 from paceline.registry import table as registry
+from paceline.registry.options import Options
 
 
 @o.spread_options
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     *,
-    place: o.ModelOptions,
-    drafter: o.Drafter = "auto",
-    rules: o.SpeculationOptions,
-    canvas: o.CanvasOptions,
+    asked: Annotated[Options, o.Takes(*o.MODEL, *o.SPECULATION, *o.CANVAS, *o.LIMITS, *o.CHATS)],
     ending: Annotated[
         str,
         typer.Option(
@@ -49,8 +47,6 @@ def generate(
     show_steps: Annotated[
         bool, typer.Option("--show-steps", help="Show the canvas as it fills, on a terminal live.")
     ] = False,
-    room: o.ResourceOptions,
-    chats: o.ChatOptions,
     max_new_tokens: o.MaxNewTokens = 256,
     sampling: o.SamplingOptions,
     presence_penalty: o.PresencePenalty = 0.0,
@@ -118,16 +114,15 @@ def generate(
                 raise InvalidOption(f"{first} does not go with {second}: leave out one of the two")
     if logprobs is not None and not as_json:
         raise InvalidOption("--logprobs are printed with --json alone: give both")
-    options = o.runtime_options(place, room)
-    o.check_names(place.runtime, drafter, speculation=rules)
+    asked.check()
     text = _read(prompt, raw)
 
     from paceline.engine.engine import Event
 
-    with telling(place.model):
-        engine, _ = o.load(place, options, drafter, rules, chats, first_of, canvas)
+    with telling(asked.model):
+        engine, _ = o.load(replace(asked, max_batch=first_of))
     params = sampling.complete(params, engine)
-    asked_for = None if denoising == Denoising() else denoising
+    denoise = None if denoising == Denoising() else denoising
     film = Film(engine, live=not as_json) if show_steps else None
     painter = Painter(engine.tokenizer) if color else None
     shown = 0
@@ -146,16 +141,16 @@ def generate(
     found = None
     with interruptible() as interrupt:
         if first_of > 1:
-            asked = partial(bool, interrupt)
+            cancelled = partial(bool, interrupt)
             first_finish = registry.find("decoder", "first-finish").load()
             found = first_finish(
-                engine, text, first_of, params, interrupt=asked, raw=raw, system=system
+                engine, text, first_of, params, interrupt=cancelled, raw=raw, system=system
             )
             completion = found.completion
         else:
             constraint = None if constrain is None else constrain(engine)
             given = {"raw": raw, "system": system, "constraint": constraint}
-            request = engine.add(text, params, **given, denoising=asked_for)
+            request = engine.add(text, params, **given, denoising=denoise)
             quiet = as_json and film is None
             completion = follow(engine, request, interrupt, (lambda _: None) if quiet else show)
     if as_json:

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass
-from functools import wraps
+from functools import reduce, wraps
 from inspect import Parameter, Signature, signature
+from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from paceline.cli.output import remark
-from paceline.core.expressions import parse
-from paceline.core.options import require
-from paceline.core.target import RuntimeOptions
+from paceline.core.options import described
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
 from paceline.models.generation import completed, told
-from paceline.registry import table as registry
+from paceline.registry.options import Options
 from paceline.sampling.processors import sampler_names
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
     from paceline.engine.engine import Engine
     from paceline.models.source import ModelSource
     from paceline.training.trainer import Recipe
@@ -36,37 +34,12 @@ def _said(text: str) -> Any:
     return typer.Option(help=text)
 
 
-Model = Annotated[str, _said("smollm2-135m, a GGUF file, a Hugging Face directory, or a hub id.")]
-Runtime = Annotated[str, _said("cpu, torch, transformers, reference or auto.")]
-Device = Annotated[str | None, _said("cpu or cuda; default by runtime.")]
-Precision = Annotated[
-    str | None, _said("On cpu: file (weights as stored), int8, int4, fp32; else fp32 or bf16.")
-]
-Denoiser = Annotated[
-    str | None,
-    _said(
-        "Facts of a diffusion checkpoint that its files do not say: "
-        "mask=ID,attention=full|block|order,block=N,shift=true|false. Or rows: trained mask rows."
-    ),
-]
-Drafter = Annotated[
-    str,
-    _said(
-        "See `paceline methods`; none is plain decoding, A+B merges; auto is what `paceline "
-        "tune` found."
-    ),
-]
-Verifier = Annotated[
-    str, _said("See `paceline methods`; auto is coupled. Options: NAME:key=value,...")
-]
-Controller = Annotated[
-    str, _said("cost-model, fixed, or auto: fixed if --nodes or --depth is given.")
-]
-Nodes = Annotated[int | None, _said("Draft size in tokens.")]
-Depth = Annotated[int | None, _said("Draft depth in tokens.")]
-DraftModel = Annotated[str | None, _said("Model for --drafter draft-model.")]
-Threads = Annotated[int | None, _said("CPU threads.")]
-MaxContext = Annotated[int | None, _said("Longest sequence in tokens.")]
+_HELP = dict(described(Options))
+Model = Annotated[str, _said(_HELP["model"])]
+Runtime = Annotated[str, _said(_HELP["runtime"])]
+Device = Annotated[str | None, _said(_HELP["device"])]
+Precision = Annotated[str | None, _said(_HELP["precision"])]
+Threads = Annotated[int | None, _said(_HELP["threads"])]
 MaxNewTokens = Annotated[int, _said("Most tokens to generate.")]
 Temperature = Annotated[float, _said("0 is greedy.")]
 PresencePenalty = Annotated[float, _said("Subtracted once for tokens in the output.")]
@@ -78,7 +51,6 @@ StopLoops = Annotated[
     bool, typer.Option("--stop-loops", help="End a text that has come to repeat itself.")
 ]
 System = Annotated[str | None, _said("System message.")]
-KvPrecision = Annotated[str | None, _said("Of the key-value cache on runtime cpu: fp16 or fp32.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Prompts = Annotated[
     Path | None, _said("Spec-Bench JSONL: question_id, category, turns. Default: built-in mix.")
@@ -95,85 +67,23 @@ TrainingPrecision = Annotated[str, _said("fp32 or bf16.")]
 KeepFeatures = Annotated[Path | None, _said("Folder to keep hidden states in, for several runs.")]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """Model and runtime."""
+class Takes:
+    """Options of an engine that a command takes, in this order: `Annotated[Options, Takes(...)]`.
 
-    model: Model = "smollm2-135m"
-    runtime: Runtime = "auto"
-    device: Device = None
-    precision: Precision = None
-    denoiser: Denoiser = None
+    `defaults` are the command's own.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class ComputeOptions:
-    """Runtime of commands that build no trees."""
-
-    runtime: Runtime = "auto"
-    device: Device = None
-    precision: Precision = None
-    threads: Threads = None
+    def __init__(self, *names: str, **defaults: Any) -> None:
+        self.names, self.defaults = names, defaults
 
 
-@dataclass(frozen=True, slots=True)
-class SpeculationOptions:
-    """Verification and size of drafts."""
-
-    verifier: Verifier = "auto"
-    controller: Controller = "auto"
-    nodes: Nodes = None
-    depth: Depth = None
-    draft_model: DraftModel = None
-
-
-@dataclass(frozen=True, slots=True)
-class CanvasOptions:
-    """Models that fill a canvas."""
-
-    sampler: Annotated[
-        str | None,
-        _said(
-            "For models that fill a canvas, see `paceline methods`: RULE, WRAPPER>RULE, or "
-            "autoregressive."
-        ),
-    ] = None
-    block: Annotated[int | None, _said("Places that are filled before those right of them.")] = None
-    canvas_cache: Annotated[
-        str | None, _said("Which keys of a canvas are kept, see `paceline methods`.")
-    ] = None
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceOptions:
-    """Limits of decoding."""
-
-    threads: Threads = None
-    max_context: MaxContext = None
-    kv_precision: KvPrecision = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChatOptions:
-    """How a model's files are followed in chats."""
-
-    chat_template: Annotated[
-        str | None, _said("In place of the model's: a Jinja file, or the text itself.")
-    ] = None
-    fold_system: Annotated[
-        bool,
-        typer.Option(
-            "--fold-system",
-            help="Put system messages before the first user turn, if the template takes none.",
-        ),
-    ] = False
-    generation_config: Annotated[
-        bool,
-        typer.Option(
-            "--generation-config/--no-generation-config",
-            help="Sampling that is not given is what the model's files ask for.",
-        ),
-    ] = True
+MODEL = ("model", "runtime", "device", "precision", "denoiser")
+COMPUTE = ("runtime", "device", "precision", "threads")
+VERIFICATION = ("verifier", "controller", "nodes", "depth", "draft_model")
+SPECULATION = ("drafter", *VERIFICATION)
+CANVAS = ("sampler", "block", "canvas_cache")
+LIMITS = ("threads", "max_context", "kv_precision")
+CHATS = ("chat_template", "fold_system", "generation_config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,11 +183,14 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     arguments may come after one. ValueError if two options have the same name.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, tuple[Any, list[str]]] = {}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
-        if name in groups:
-            parameters += _parameters(groups[name])
+        group, *said = get_args(hints[name]) or (hints[name],)
+        if is_dataclass(group):
+            own = _parameters(group, *said)
+            groups[name] = group, [each.name for each in own]
+            parameters += own
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
     spread = Signature(parameters)
@@ -286,12 +199,13 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     def flat(*args: Any, **options: Any) -> None:
         given = spread.bind(*args, **options)
         names = given.arguments
-        made = {
-            name: group(
-                **{f.name: names.pop(f.name) for f in _init_fields(group) if f.name in names}
-            )
-            for name, group in groups.items()
-        }
+        made = {}
+        for name, (group, taken) in groups.items():
+            values = {each: names.pop(each) for each in taken if each in names}
+            try:
+                made[name] = group(**values)
+            except InvalidOption as error:
+                raise InvalidOption(_as_typed(str(error), values)) from error
         command(*given.args, **given.kwargs, **made)
 
     flat.__signature__ = spread  # type: ignore[attr-defined]
@@ -299,36 +213,43 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     return flat
 
 
+def _as_typed(message: str, names: Iterable[str]) -> str:
+    # Errors begin with the name of a field.
+    name, *_ = message.split(" ", 1)
+    return f"--{name.replace('_', '-')}{message[len(name) :]}" if name in names else message
+
+
 def _init_fields(group: Any) -> list[Field[Any]]:
     return [each for each in fields(group) if each.init]
 
 
-def _parameters(group: Any) -> list[Parameter]:
+def _parameters(group: Any, takes: Takes | None = None) -> list[Parameter]:
     hints = get_type_hints(group, include_extras=True)
     own = signature(group).parameters  # knows the defaults
+    names = [each.name for each in _init_fields(group)] if takes is None else takes.names
+    defaults = {} if takes is None else takes.defaults
     return [
-        own[each.name].replace(annotation=hints[each.name], kind=Parameter.KEYWORD_ONLY)
-        for each in _init_fields(group)
+        Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            default=defaults.get(name, own[name].default),
+            annotation=_option(name, hints[name], own[name].default),
+        )
+        for name in names
     ]
 
 
-def runtime_options(*groups: DataclassInstance, **single: Any) -> RuntimeOptions:
-    """Return checked options for loading a model, from groups of options and single ones.
-
-    Raises:
-        InvalidOption: an unknown cache precision, or a count below 1.
-    """
-    known = {each.name for each in fields(RuntimeOptions)}
-    given = {k: v for group in groups for k, v in asdict(group).items() if k in known} | single
-    for name in ("device", "precision"):
-        require(given.get(name) != "", f"--{name}", "", "a name, or left out")
-    check_at_least_one(threads=given.get("threads"), max_context=given.get("max_context"))
-    options = RuntimeOptions(**given)
-    if options.kv_precision is not None:
-        from paceline.runtimes.cpu.target import check_kv_precision
-
-        check_kv_precision(options.kv_precision)
-    return options
+def _option(name: str, hint: Any, default: Any) -> Any:
+    # Help beside a type makes an option of it; of types, those that can be typed are left.
+    kind, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if not said or not isinstance(said[0], str):
+        return hint
+    flag = name.replace("_", "-")
+    names = [] if kind is not bool else [f"--{flag}/--no-{flag}" if default else f"--{flag}"]
+    if get_origin(kind) is UnionType:
+        kinds = (each for each in get_args(kind) if get_origin(each) is not Mapping)
+        kind = reduce(or_, kinds)
+    return Annotated[kind, typer.Option(*names, help=said[0])]
 
 
 def check_at_least_one(**counts: int | None) -> None:
@@ -338,58 +259,12 @@ def check_at_least_one(**counts: int | None) -> None:
             raise InvalidOption(f"--{name.replace('_', '-')} must be 1 or more, not {value}")
 
 
-def check_names(
-    runtime: str, *drafters: str, speculation: SpeculationOptions | None = None
-) -> None:
-    """Find unknown methods before anything is downloaded or loaded.
-
-    Raises:
-        InvalidOption: a name is unknown; the message lists what there is.
-    """
-    rules = speculation or SpeculationOptions()
-    named: list[tuple[registry.Kind, str]] = [
-        ("verifier", rules.verifier),
-        ("controller", rules.controller),
-        *(("drafter", each) for each in drafters),
-    ]
-    if runtime != "auto":
-        registry.find("runtime", runtime)
-    for kind, text in named:
-        for name in parse(text, kind).names if text != "auto" else ():
-            registry.find(kind, name)
-
-
-def load(
-    place: ModelOptions,
-    options: RuntimeOptions,
-    drafter: str,
-    rules: SpeculationOptions,
-    chats: ChatOptions,
-    max_batch: int,
-    canvas: CanvasOptions | None = None,
-) -> tuple[Engine, ModelSource]:
+def load(asked: Options) -> tuple[Engine, ModelSource]:
     """Load the engine that the options ask for; errors as of `paceline.load`."""
     from paceline.registry import loading
 
-    canvas = canvas or CanvasOptions()
-    loading.check_canvas(canvas.sampler, canvas.canvas_cache)
-    loaded = loading.load_model(
-        place.model,
-        runtime=place.runtime,
-        options=options,
-        denoiser=place.denoiser,
-        chat_template=chats.chat_template,
-        fold_system=chats.fold_system,
-    )
-    engine = loading.make_engine(
-        loaded,
-        drafter=drafter,
-        **asdict(rules),
-        **asdict(canvas),
-        max_batch=max_batch,
-        generation_config=chats.generation_config,
-    )
-    return engine, loaded.source
+    loaded = loading.load_model(asked)
+    return loading.make_engine(loaded, asked), loaded.source
 
 
 def numbers(

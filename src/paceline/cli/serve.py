@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from paceline.cli import options as o
 from paceline.core.cache import read_text
 from paceline.errors import InvalidOption
 from paceline.models.generation import told
+from paceline.registry.options import Options
 from paceline.serving.settings import Settings
 
 if TYPE_CHECKING:
@@ -43,18 +45,12 @@ def _configured(context: typer.Context, path: Path | None) -> Path | None:
 @o.spread_options
 def serve(
     *,
-    place: o.ModelOptions,
-    drafter: o.Drafter = "auto",
-    rules: o.SpeculationOptions,
-    canvas: o.CanvasOptions,
-    room: o.ResourceOptions,
-    chats: o.ChatOptions,
-    kv_tokens: Annotated[
-        int | None, typer.Option(help="Size of the key-value cache in tokens, over all requests.")
-    ] = None,
-    prefix_tokens: Annotated[
-        int | None, typer.Option(help="Least part of it kept for later prompts; 0 keeps none.")
-    ] = None,
+    asked: Annotated[
+        Options,
+        o.Takes(
+            *o.MODEL, *o.SPECULATION, *o.CANVAS, *o.LIMITS, *o.CHATS, "kv_tokens", "prefix_tokens"
+        ),
+    ],
     settings: Settings,
     config: Annotated[
         Path | None,
@@ -66,8 +62,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API has it."""
-    options = o.runtime_options(place, room, kv_tokens=kv_tokens, prefix_tokens=prefix_tokens)
-    o.check_names(place.runtime, drafter, speculation=rules)
+    asked.check()
     keys = _keys(settings.api_key_file)
     try:
         from paceline.serving import logs, server
@@ -79,11 +74,11 @@ def serve(
     def load() -> ServedModel:
         from paceline.serving.model import ServedModel
 
-        engine, source = o.load(place, options, drafter, rules, chats, settings.max_batch, canvas)
+        engine, source = o.load(replace(asked, max_batch=settings.max_batch))
         if engine.defaults:
             log = logging.getLogger("paceline.serving")
-            asked = told(engine.defaults)
-            log.info("where clients say nothing, as the model's files ask: %s", asked)
+            sampling = told(engine.defaults)
+            log.info("where clients say nothing, as the model's files ask: %s", sampling)
         engine.tokenizer.prompt("warm")  # the template is compiled before the first request
         names = settings.served_name or [source.name]
         model = ServedModel(

@@ -12,6 +12,7 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.output import interruptible, progress_bar, report
 from paceline.core.options import within
+from paceline.registry.options import Options
 from paceline.version import __version__
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ def data(
     batch: Annotated[int, typer.Option(help="Texts decoded together.")] = 32,
     keep_features: o.KeepFeatures = None,
     seed: o.Seed = 0,
-    model: o.Model = "smollm2-135m",
-    computing: o.ComputeOptions,
+    asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
     as_json: o.AsJson = False,
 ) -> None:
     """Let the model write training text: answers to prompts, and to user turns of its own.
@@ -49,7 +49,6 @@ def data(
     within("--texts", texts, 1, 10**8)
     within("--batch", batch, 1, 10**5)
     warmth = o.numbers("--temperatures", temperatures, float)
-    checked = o.runtime_options(computing)
 
     from paceline.registry import loading
     from paceline.training.batches import FeatureRecorder, feature_source
@@ -64,7 +63,7 @@ def data(
 
     given = read_texts(prompts) if prompts else []
     plan = DataPlan(given, self_written, tuple(warmth), new_tokens, seed=seed)
-    loaded = loading.load_model(model, runtime=computing.runtime, options=checked)
+    loaded = loading.load_model(asked)
     capabilities = loaded.target.capabilities
     shards = Shards(
         out,

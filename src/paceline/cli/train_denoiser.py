@@ -140,7 +140,7 @@ def _text(
     settings: dict[str, Any],
     as_json: bool,
 ) -> None:
-    o.runtime_options(threads=threads)
+    o.check_at_least_one(threads=threads)
     import torch
 
     from paceline.models.source import resolve

@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import report, train_with_bar
+from paceline.registry.options import Options
 
 
 @o.spread_options
@@ -34,7 +35,7 @@ def drafter(
         str, typer.Option(help="How the file holds matrices: F16, Q8_0 or Q4_0.")
     ] = "F16",
     teaching: o.TrainingOptions,
-    computing: o.ComputeOptions,
+    asked: Annotated[Options, o.Takes(*o.COMPUTE)],
     as_json: o.AsJson = False,
 ) -> None:
     """Train a drafter; Ctrl-C saves, and the same command goes on.
@@ -43,7 +44,6 @@ def drafter(
     `draft-lm` is trained twice (FastDraft): on all text, with --loss cross-entropy and
     --prompt-weight 1, and --from that on what the target wrote, by a divergence.
     """
-    checked = o.runtime_options(computing)
 
     from paceline.core.options import require
     from paceline.networks.weights import STORED
@@ -53,9 +53,7 @@ def drafter(
     recipe = teaching.recipe(tokens)
     setup = TrainingSetup(
         data,
-        teaching.model,
-        computing.runtime,
-        checked,
+        replace(asked, model=teaching.model),
         vocabulary=teaching.vocabulary,
         keep_features=keep_features,
     )

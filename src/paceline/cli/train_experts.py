@@ -48,7 +48,7 @@ def experts(
     in a row use together (0 for none). The folder is a model with a card (README.md, card.json);
     while training, a checkpoint stands beside it.
     """
-    o.runtime_options(threads=threads)
+    o.check_at_least_one(threads=threads)
     import torch
 
     from paceline.training.experts import ExpertRecipe, Kind

@@ -12,6 +12,7 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.output import report, train_with_bar
 from paceline.errors import InvalidOption
+from paceline.registry.options import Options
 from paceline.version import __version__
 
 _HEAD_SUFFIX = ".acceptance.safetensors"
@@ -34,8 +35,7 @@ def acceptance_head(
     ] = 6.0,
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 5e-4,
     seed: o.Seed = 0,
-    model: o.Model = "smollm2-135m",
-    computing: o.ComputeOptions,
+    asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
     as_json: o.AsJson = False,
 ) -> None:
     """Train a head that predicts acceptance (SpecDec++); a few minutes.
@@ -44,7 +44,6 @@ def acceptance_head(
     The drafter stays as it is. Decode with NAME:weights=WEIGHTS,head=HEAD: a chain ends once the
     chance that all of it stands falls below stop=0.7.
     """
-    checked = o.runtime_options(computing)
 
     from paceline.drafters.network.stopping_head import check_steps, save_acceptance_head
     from paceline.drafters.network.weights import digest_of
@@ -59,7 +58,7 @@ def acceptance_head(
     out = out or weights.with_name(weights.name.removesuffix(".safetensors") + _HEAD_SUFFIX)
     if out.exists() and out.samefile(weights):
         raise InvalidOption(f"the head would take the place of {weights}: give another --out")
-    setup = TrainingSetup([data], model, computing.runtime, checked)
+    setup = TrainingSetup([data], asked)
     kept, apart = hold_out(setup.texts)
     trained = setup.restored(weights)
     command = (
@@ -120,8 +119,7 @@ def head_preview(
         int, typer.Option(help="Of the preview: less is faster, more misses less.")
     ] = 128,
     texts: Annotated[int, typer.Option(help="Texts to fit to, spread over all.")] = 200,
-    model: o.Model = "smollm2-135m",
-    computing: o.ComputeOptions,
+    asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
     as_json: o.AsJson = False,
 ) -> None:
     """Fit a low-rank preview of a drafter's LM head (SVD-softmax); some minutes.
@@ -130,7 +128,6 @@ def head_preview(
     On the CPU chains are drafted so, which reads a fraction of the head; other runtimes, and trees,
     go on with the whole. The network stays as it is. Ctrl-C saves, and the same command goes on.
     """
-    checked = o.runtime_options(computing)
     if texts < 1:
         raise InvalidOption(f"--texts must be 1 or more, not {texts}")
 
@@ -141,7 +138,7 @@ def head_preview(
 
     check_rank(load_network(weights), rank)
     out = out or weights.with_name(weights.name.removesuffix(".safetensors") + _PREVIEW_SUFFIX)
-    setup = TrainingSetup(data, model, computing.runtime, checked)
+    setup = TrainingSetup(data, asked)
     kept, apart = hold_out(setup.texts)
     trained = setup.restored(weights)
     count = min(texts, len(kept))

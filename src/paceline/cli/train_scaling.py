@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +12,7 @@ from paceline.cli import options as o
 from paceline.cli.output import training_bar
 from paceline.core.expressions import split_lists
 from paceline.errors import InvalidOption
+from paceline.registry.options import Options
 
 if TYPE_CHECKING:
     from paceline.training.scaling import PlannedRun, RunResult
@@ -46,7 +47,7 @@ def scaling(
     ] = 1,
     keep_features: o.KeepFeatures = None,
     teaching: o.TrainingOptions,
-    computing: o.ComputeOptions,
+    asked: Annotated[Options, o.Takes(*o.COMPUTE)],
     as_json: o.AsJson = False,
 ) -> None:
     """Train networks on more and more tokens, and fit how acceptance grows.
@@ -61,7 +62,6 @@ def scaling(
     same command goes on. Larger studies take up the runs of smaller ones: add to --tokens,
     --networks or --seeds. With --keep-features the target reads each text once for all runs.
     """
-    checked = o.runtime_options(computing)
     names = split_lists(networks or _NETWORKS, "--networks")
 
     from paceline.cli.output import print_json, remark
@@ -77,9 +77,7 @@ def scaling(
     results = Results(out / "runs")
     setup = TrainingSetup(
         data,
-        teaching.model,
-        computing.runtime,
-        checked,
+        replace(asked, model=teaching.model),
         vocabulary=teaching.vocabulary,
         keep_features=keep_features,
     )

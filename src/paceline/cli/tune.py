@@ -19,6 +19,7 @@ from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.measure.prompts import BUILT_IN, digest, read_prompts
 from paceline.registry import tuned_choice as tuned
+from paceline.registry.options import Options
 from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Kind
 from paceline.version import __version__
 
@@ -48,9 +49,7 @@ def tune(
     ] = "both",
     temperature: Annotated[float, typer.Option(help="Of sampled decoding.")] = 1.0,
     max_new_tokens: o.MaxNewTokens = 48,
-    place: o.ModelOptions,
-    threads: o.Threads = None,
-    max_context: o.MaxContext = None,
+    asked: Annotated[Options, o.Takes(*o.MODEL, "threads", "max_context")],
     seed: o.Seed = 0,
     as_json: o.AsJson = False,
 ) -> None:
@@ -65,8 +64,7 @@ def tune(
     if explain and forget:
         raise InvalidOption("--explain and --forget do not go together: give one of them")
     kinds = _kinds(decoding, temperature)
-    checked = o.runtime_options(place, threads=threads, max_context=max_context)
-    o.check_names(place.runtime)
+    asked.check()
     params = {
         kind: SamplingParams(
             temperature=temperature if kind == "sampled" else 0.0,
@@ -79,9 +77,7 @@ def tune(
 
     from paceline.registry import loading
 
-    loaded = loading.load_model(
-        place.model, runtime=place.runtime, options=checked, denoiser=place.denoiser
-    )
+    loaded = loading.load_model(asked)
     journal = tuned.path_of(loaded.place).with_suffix(".journal")
     if forget:
         _forget(loaded, journal)
@@ -106,7 +102,7 @@ def tune(
             "max_new_tokens": max_new_tokens,
             "temperature": params[kind].temperature,
             "seed": seed,
-            "max_context": max_context,
+            "max_context": asked.max_context,
         }
         # A study goes on only where all that its figures depend on is the same.
         weights = (list(space.everything), space.weights)

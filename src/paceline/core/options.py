@@ -1,12 +1,15 @@
-"""Options of methods: from text to constructor arguments, and checks of values."""
+"""Options: help and bounds that stand at the fields of a dataclass, and those of methods, from text
+to constructor arguments.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import Any, Literal, NewType, get_args, get_origin, get_type_hints
+from dataclasses import Field, fields
+from functools import cache
+from typing import Any, Literal, NamedTuple, NewType, get_args, get_origin, get_type_hints
 
 from paceline.errors import InvalidOption, PacelineError
 
@@ -78,6 +81,51 @@ def require(good: bool, name: str, value: object, rule: str) -> None:
     """Raise InvalidOption unless `good`; `rule` describes valid values."""
     if not good:
         raise InvalidOption(f"{name} must be {rule}, not {value!r}")
+
+
+class Bound(NamedTuple):
+    """Values that a field may have besides its default: `Annotated[int, "Help.", at_least(1)]`."""
+
+    holds: Callable[[Any], bool]
+    rule: str
+
+
+def at_least(least: int) -> Bound:
+    return Bound(
+        lambda value: isinstance(value, int | float) and value >= least, f"{least} or more"
+    )
+
+
+def above(limit: int) -> Bound:
+    return Bound(lambda value: value > limit, f"more than {limit}")
+
+
+def among(*names: str) -> Bound:
+    return Bound(names.__contains__, " or ".join(names))
+
+
+NAMED = Bound(bool, "a name, or left out")
+
+
+@cache
+def _annotated(options: Any) -> list[tuple[Field[Any], tuple[Any, ...]]]:
+    # Fields and what is said beside their types.
+    hints = get_type_hints(options, include_extras=True)
+    return [(each, hints[each.name].__metadata__) for each in fields(options)]
+
+
+def described(options: type) -> list[tuple[str, str]]:
+    """Return names and help of the fields of a dataclass, which stands first beside their types."""
+    return [(each.name, said[0]) for each, said in _annotated(options)]
+
+
+def check_fields(options: Any) -> None:
+    """Raise InvalidOption unless every field has its default or is within its bounds."""
+    kind: Any = type(options)
+    for each, said in _annotated(kind):
+        value = getattr(options, each.name)
+        for bound in said[1:]:
+            require(value is each.default or bound.holds(value), each.name, value, bound.rule)
 
 
 def check_counts(recipe: Any) -> None:

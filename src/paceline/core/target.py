@@ -4,37 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from paceline.core.options import NAMED, among, at_least, check_fields
 from paceline.core.types import BoolArray, Capabilities, IntArray, LogitArray, TokenTree
 from paceline.errors import InvalidOption
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """Load options of a runtime, see `paceline.load`; None leaves the choice to the runtime."""
+    """Options of a runtime; None leaves the choice to it.
 
-    device: str | None = None
-    precision: str | None = None
-    threads: int | None = None
-    max_context: int | None = None
-    kv_tokens: int | None = None
-    prefix_tokens: int | None = None
-    kv_precision: str | None = None
+    Raises InvalidOption for values that no runtime has.
+    """
+
+    device: Annotated[str | None, "cpu or cuda; default by runtime.", NAMED] = None
+    precision: Annotated[
+        str | None,
+        "On cpu: file (weights as stored), int8, int4, fp32; else fp32 or bf16.",
+        NAMED,
+    ] = None
+    threads: Annotated[int | None, "CPU threads.", at_least(1)] = None
+    max_context: Annotated[int | None, "Longest sequence in tokens.", at_least(2)] = None
+    kv_tokens: Annotated[
+        int | None, "Size of the key-value cache in tokens, over all requests."
+    ] = None
+    prefix_tokens: Annotated[
+        int | None, "Least part of it kept for later prompts; 0 keeps none."
+    ] = None
+    kv_precision: Annotated[
+        str | None, "Of the key-value cache on runtime cpu: fp16 or fp32.", among("fp16", "fp32")
+    ] = None
 
     def __post_init__(self) -> None:
-        if self.threads is not None and not (isinstance(self.threads, int) and self.threads > 0):
-            raise InvalidOption(f"threads must be 1 or more, not {self.threads!r}")
+        check_fields(self)
 
     def limit(self, context: int) -> int:
-        """Return the longest sequence for a model with that context; InvalidOption if below 2."""
-        if self.max_context is None:
-            return context
-        if self.max_context < 2:
-            raise InvalidOption(f"max_context must be 2 or more, not {self.max_context}")
-        return min(self.max_context, context)
+        """Return the longest sequence for a model with that context."""
+        return context if self.max_context is None else min(self.max_context, context)
 
 
 DEFAULT_OPTIONS = RuntimeOptions()

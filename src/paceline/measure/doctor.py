@@ -309,7 +309,7 @@ def fidelity_to_fp32(loaded: Loaded, model: str) -> dict[str, Any] | None:
     if capabilities.precision == "fp32" and capabilities.kv_precision in (None, "fp32"):
         return None
     options = replace(loaded.options, precision="fp32", kv_precision=None)
-    reference = loading.load_model(model, runtime=capabilities.runtime, options=options)
+    reference = loading.load_model(options, model=model, runtime=capabilities.runtime)
     return asdict(fidelity(reference.target, loaded.target, loaded.tokenizer))
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.cache import cache_dir
-from paceline.core.target import RuntimeOptions
 from paceline.core.types import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption
@@ -164,7 +163,7 @@ def _own(options: dict[str, str]) -> AuditedEngine:
     loaded = load_model(
         options.pop("model", DEFAULT_MODEL),
         runtime=options.pop("runtime", "auto"),
-        options=RuntimeOptions(precision=options.pop("precision", None)),
+        precision=options.pop("precision", None),
     )
     settings: dict[str, Any] = dict(options)
     for name in ("nodes", "depth", "max_batch"):

@@ -12,7 +12,6 @@ import torch
 
 from paceline.core.expressions import parse
 from paceline.core.processor import usable_threads
-from paceline.core.target import RuntimeOptions
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 from paceline.models.source import ModelSource
@@ -20,6 +19,7 @@ from paceline.networks.base import Geometry, Network
 from paceline.networks.catalogue import build
 from paceline.networks.weights import Trained, load_network, save_network
 from paceline.registry import loading
+from paceline.registry.options import Options
 from paceline.training.batches import FeatureSource, TokenSource, feature_source
 from paceline.training.card import write_card
 from paceline.training.data import count_tokens, keep_frequent, read_folders
@@ -45,9 +45,7 @@ class TrainingSetup:
     def __init__(
         self,
         data: Sequence[Path],
-        model: str,
-        runtime: str,
-        options: RuntimeOptions,
+        asked: Options,
         *,
         vocabulary: int = 0,
         keep_features: Path | None = None,
@@ -56,22 +54,23 @@ class TrainingSetup:
 
         Args:
             data: folders of `paceline train data`.
+            asked: the target, and where it runs.
             vocabulary: size limit of the draft vocabulary; 0 is all tokens.
             keep_features: folder to cache hidden states in.
 
         Raises:
             InvalidOption: there are no texts, or another model wrote them.
         """
-        if options.threads is not None:
-            torch.set_num_threads(usable_threads(options.threads))
+        if asked.threads is not None:
+            torch.set_num_threads(usable_threads(asked.threads))
         self.texts, self.data = read_folders(data)
-        loaded = loading.load_model(model, runtime=runtime, options=options)
+        loaded = loading.load_model(asked)
         self.source: ModelSource = loaded.source
         check_texts(data[0], self.data, self.source)
         self._target = loaded.target
         capabilities = loaded.target.capabilities
         self.computed = {"runtime": capabilities.runtime, "precision": capabilities.precision}
-        self._device = options.device or "cpu"
+        self._device = asked.device or "cpu"
         self._weights = self.source.weights()
         self._keep_features = keep_features
         config = self.source.config

@@ -25,6 +25,7 @@ from paceline.core.types import LogitArray, ProbArray, described
 from paceline.drafters.suffix.automaton import ROOT_STATE, Automaton
 from paceline.engine.engine import Engine
 from paceline.errors import PromptError, RuntimeUnavailable
+from paceline.registry.options import Options
 
 # Cost in nats of a continuation that no n-gram contains.
 MISS = 200.0
@@ -237,8 +238,10 @@ def suggest(
     return Suggestions(tuple(found), forwards)
 
 
+@o.spread_options
 def command(
     prompt: Annotated[str, typer.Argument(help="The text so far, taken as it is.")],
+    *,
     k: Annotated[int, typer.Option("--k", help="How many suggestions.")] = 3,
     tokens: Annotated[int, typer.Option(help="Length of each in tokens.")] = 10,
     alpha: Annotated[
@@ -251,12 +254,7 @@ def command(
         Path | None,
         typer.Option(help="Text file that n-grams are counted in. Default: the prompt itself."),
     ] = None,
-    model: o.Model = "smollm2-135m",
-    runtime: o.Runtime = "torch",
-    device: o.Device = None,
-    precision: o.Precision = None,
-    threads: o.Threads = None,
-    max_context: o.MaxContext = None,
+    asked: Annotated[Options, o.Takes("model", *o.COMPUTE, "max_context", runtime="torch")],
     as_json: o.AsJson = False,
 ) -> None:
     """Continue a text in several ways with one pass per token (superposed decoding).
@@ -264,16 +262,13 @@ def command(
     Lossy: all suggestions share their passes, so each is only close to what the model would write
     by itself.
     """
-    checked = o.runtime_options(
-        device=device, precision=precision, threads=threads, max_context=max_context
-    )
-    o.check_names(runtime, "auto", "auto")
+    asked.check()
     texts = [] if corpus is None else [_read(corpus)]
 
     from paceline.cli.output import print_json, remark
     from paceline.registry import loading
 
-    loaded = loading.load_model(model, runtime=runtime, options=checked)
+    loaded = loading.load_model(asked)
     engine = loading.make_engine(loaded, drafter="none", max_batch=1)
     found = suggest(engine, prompt, k=k, tokens=tokens, alpha=alpha, corpus=texts)
     if as_json:

@@ -10,7 +10,6 @@ import pytest
 from tests.drafters.combine.test_bandit import GREEDY, Clock, Guesses, decode
 from tests.drafters.combine.test_merged import start
 
-from paceline.cli.options import check_names
 from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import Budget, Needs, SamplingParams, TokenTree, Verdict
@@ -19,6 +18,7 @@ from paceline.drafters.combine.fallback import FallbackDrafter, weighed
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.errors import InvalidOption
 from paceline.policy.acceptance import Calibration
+from paceline.registry.options import Options
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import walk
 
@@ -273,8 +273,8 @@ def test_drawn_drafts_and_lone_parts_are_refused() -> None:
 
 
 def test_names() -> None:
-    check_names("auto", "suffix-automaton>recycling+prompt-lookup|none")
+    Options().check("suffix-automaton>recycling+prompt-lookup|none")
     with pytest.raises(InvalidOption, match="empty part"):
-        check_names("auto", "suffix-automaton>")
+        Options().check("suffix-automaton>")
     with pytest.raises(InvalidOption, match="nonsense"):
-        check_names("auto", "suffix-automaton>nonsense")
+        Options().check("suffix-automaton>nonsense")

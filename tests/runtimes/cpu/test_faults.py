@@ -26,7 +26,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     model = tiny.save_directory(tmp_path / "model", tiny_cpu.config())
     options = RuntimeOptions(kv_tokens=128, prefix_tokens=0)
-    loaded = load_model(str(model), runtime="cpu", options=options)
+    loaded = load_model(options, model=str(model), runtime="cpu")
     return make_engine(loaded, drafter="recycling", nodes=4, depth=4)
 
 

@@ -169,7 +169,7 @@ def test_texts_are_the_same_with_drafts_and_in_batches(
     """At a temperature, where a last bit of a logit would soon show."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     model = tiny.save_directory(tmp_path / "model", tiny_cpu.config())
-    loaded = load_model(str(model), runtime="cpu", options=RuntimeOptions(kv_precision=kv))
+    loaded = load_model(str(model), runtime="cpu", kv_precision=kv)
     prompts = [[5, 9, 5, 9, 5], TEXT[:40], [*TEXT[:40], 8], [7] * 31]
     params = SamplingParams(temperature=0.7, seed=3, max_new_tokens=40, ignore_eos=True)
     plain = make_engine(loaded, drafter="none")

@@ -13,6 +13,7 @@ import typer
 from paceline.cli import options as o
 from paceline.core.expressions import split_lists
 from paceline.errors import InvalidOption
+from paceline.registry.options import Options
 from paceline.version import __version__
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ def run(job: HeadOptions) -> None:
     """Label, fit, judge, write, report."""
     job = job.sized()
     job.check()
-    checked = o.runtime_options(precision=job.precision, threads=job.threads)
 
     from paceline.cli.output import end, print_json
     from paceline.registry import loading
@@ -41,7 +41,7 @@ def run(job: HeadOptions) -> None:
     problems = read_problems(job.prompts) if job.graded else []
     every = [each.prompt for each in problems] or read_texts(job.prompts)
     texts = every[: job.limit]
-    loaded = loading.load_model(job.model, runtime=job.runtime, options=checked)
+    loaded = loading.load_model(job.asked)
     capabilities = loaded.target.capabilities
     settings = {
         "kind": job.kind,
@@ -248,6 +248,16 @@ class HeadOptions:
     as_json: o.AsJson = False
 
     @property
+    def asked(self) -> Options:
+        """The model, and where it runs."""
+        return Options(
+            model=self.model,
+            runtime=self.runtime,
+            precision=self.precision,
+            threads=self.threads,
+        )
+
+    @property
     def names(self) -> list[str]:
         """The drafters."""
         return split_lists([self.drafters], "--drafters")
@@ -286,7 +296,7 @@ class HeadOptions:
 
     def check(self) -> None:
         """Raise InvalidOption if something is out of range."""
-        o.check_names(self.runtime, *self.names)
+        self.asked.check(*self.names)
         if set(self.names) & ({"none"} if self.draft_model else {"none", "draft-model"}):
             raise InvalidOption(
                 "--drafters must name drafters that draft, draft-model only with --draft-model"

@@ -9,6 +9,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import report
+from paceline.registry.options import Options
 from paceline.zoo.ppd.command import train_rows
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from paceline.zoo.ppd.training import PromptQuality
 
 
+@o.spread_options
 def mask_rows(
+    *,
     data: o.Data = Path("data"),
     out: Annotated[Path, typer.Option(help="Where the mask rows go.")] = Path(
         "mask-rows.safetensors"
@@ -30,9 +33,7 @@ def mask_rows(
     loss: o.Loss = "forward-kl",
     training_precision: o.TrainingPrecision = "bf16",
     seed: o.Seed = 0,
-    model: o.Model = "smollm2-135m",
-    device: o.Device = None,
-    threads: o.Threads = None,
+    asked: Annotated[Options, o.Takes("model", "device", "threads")],
     as_json: o.AsJson = False,
 ) -> None:
     """Train mask rows; Ctrl-C saves, and the same command goes on.
@@ -65,14 +66,12 @@ def mask_rows(
         save,
         data=data,
         out=out,
-        model=model,
-        device=device,
-        threads=threads,
+        asked=asked,
         drafter=NETWORK,
         command=(
             f"paceline train mask-rows --data DATA --steps {steps} --depth {depth} --rank {rank} "
             f"--chains {chains} --batch-tokens {batch_tokens} --rate {rate} --loss {loss} "
-            f"--training-precision {training_precision} --seed {seed} --model {model}"
+            f"--training-precision {training_precision} --seed {seed} --model {asked.model}"
         ),
         conditions="groups of greedy tokens against texts as they stand, at random places",
     )

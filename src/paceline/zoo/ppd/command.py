@@ -12,6 +12,7 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.output import report, train_with_bar
 from paceline.core.processor import usable_threads
+from paceline.registry.options import Options
 
 if TYPE_CHECKING:
     from paceline.zoo.ppd.training import PromptQuality, PromptRecipe, PromptTrainer
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 Run = TypeVar("Run", bound="PromptTrainer")
 
 
+@o.spread_options
 def prompt_tokens(
+    *,
     data: o.Data = Path("data"),
     out: Annotated[Path, typer.Option(help="Where the prompt tokens go.")] = Path(
         "ppd.safetensors"
@@ -32,9 +35,7 @@ def prompt_tokens(
     loss: o.Loss = "forward-kl",
     training_precision: o.TrainingPrecision = "bf16",
     seed: o.Seed = 0,
-    model: o.Model = "smollm2-135m",
-    device: o.Device = None,
-    threads: o.Threads = None,
+    asked: Annotated[Options, o.Takes("model", "device", "threads")],
     as_json: o.AsJson = False,
 ) -> None:
     """Train prompt tokens; Ctrl-C saves, and the same command goes on.
@@ -60,14 +61,12 @@ def prompt_tokens(
         save,
         data=data,
         out=out,
-        model=model,
-        device=device,
-        threads=threads,
+        asked=asked,
         drafter=NETWORK,
         command=(
             f"paceline train prompt-tokens --data DATA --steps {steps} --depth {depth} "
             f"--chains {chains} --batch-tokens {batch_tokens} --rate {rate} --loss {loss} "
-            f"--training-precision {training_precision} --seed {seed} --model {model}"
+            f"--training-precision {training_precision} --seed {seed} --model {asked.model}"
         ),
         conditions="chains of greedy tokens against texts as they stand, a chain behind every node",
     )
@@ -87,9 +86,7 @@ def train_rows(
     *,
     data: Path,
     out: Path,
-    model: str,
-    device: str | None,
-    threads: int | None,
+    asked: Options,
     drafter: str,
     command: str,
     conditions: str,
@@ -108,8 +105,6 @@ def train_rows(
         InvalidOption: an option is out of range, or another model wrote the texts.
         ModelError: the checkpoint is damaged.
     """
-    o.runtime_options(device=device, threads=threads)
-
     import torch
 
     from paceline.models.source import resolve
@@ -119,11 +114,11 @@ def train_rows(
     from paceline.training.data import Shards
     from paceline.training.setup import check_texts, figures, provenance
 
-    if threads is not None:
-        torch.set_num_threads(usable_threads(threads))
+    if asked.threads is not None:
+        torch.set_num_threads(usable_threads(asked.threads))
     shards = Shards(data)
-    place = torch_device(device or "cpu")
-    source = resolve(model)
+    place = torch_device(asked.device or "cpu")
+    source = resolve(asked.model)
     check_texts(data, shards.settings, source)
     network = TorchModel(source.config, source.weights(), place, torch.float32)
     run = trainer(network, shards.read(), recipe, checkpoint_at=out.with_suffix(".checkpoint"))
