@@ -83,28 +83,28 @@ def require(good: bool, name: str, value: object, rule: str) -> None:
         raise InvalidOption(f"{name} must be {rule}, not {value!r}")
 
 
-class Bound(NamedTuple):
+class Allowed(NamedTuple):
     """Values that a field may have besides its default: `Annotated[int, "Help.", at_least(1)]`."""
 
     holds: Callable[[Any], bool]
     rule: str
 
 
-def at_least(least: int) -> Bound:
-    return Bound(
+def at_least(least: int) -> Allowed:
+    return Allowed(
         lambda value: isinstance(value, int | float) and value >= least, f"{least} or more"
     )
 
 
-def above(limit: int) -> Bound:
-    return Bound(lambda value: value > limit, f"more than {limit}")
+def above(limit: int) -> Allowed:
+    return Allowed(lambda value: value > limit, f"more than {limit}")
 
 
-def among(*names: str) -> Bound:
-    return Bound(names.__contains__, " or ".join(names))
+def among(*names: str) -> Allowed:
+    return Allowed(names.__contains__, " or ".join(names))
 
 
-NAMED = Bound(bool, "a name, or left out")
+NAMED = Allowed(bool, "a name, or left out")
 
 
 @cache

@@ -13,7 +13,7 @@ from textwrap import fill
 from typing import Annotated, Any, Self, TypeVar, get_type_hints
 
 from paceline.core.expressions import parse
-from paceline.core.options import Bound, described
+from paceline.core.options import Allowed, described
 from paceline.core.target import RuntimeOptions
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.registry import table as registry
@@ -32,7 +32,7 @@ class Options(RuntimeOptions):
     model: Annotated[
         str,
         "smollm2-135m, a GGUF file, a Hugging Face directory, or a hub id.",
-        Bound(lambda value: isinstance(value, str), "a name or a path as text"),
+        Allowed(lambda value: isinstance(value, str), "a name or a path as text"),
     ] = DEFAULT_MODEL
     runtime: Annotated[str, "cpu, torch, transformers, reference or auto."] = "auto"
     denoiser: Annotated[

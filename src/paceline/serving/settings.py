@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from paceline.core.options import Bound, above, at_least, check_fields
+from paceline.core.options import Allowed, above, at_least, check_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Settings:
     port: Annotated[
         int,
         "Port to listen on; 0 takes any free one.",
-        Bound(range(65536).__contains__, "0 to 65535"),
+        Allowed(range(65536).__contains__, "0 to 65535"),
     ] = 8000
     served_name: Annotated[
         list[str] | None,
