@@ -723,7 +723,7 @@ def tree_of_commands() -> dict[str, Any]:
         for name, inner in getattr(each, "commands", {}).items():
             walk(inner, f"{path} {name}".strip())
 
-    walk(get_command(command_line.app), "")
+    walk(get_command(command_line.commands()), "")
     return found
 
 
