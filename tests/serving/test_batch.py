@@ -278,7 +278,7 @@ from pathlib import Path
 from tests.helpers.serve_tables import Slow
 from tests.helpers import table_engines as engines
 from tests.helpers.serving import served
-from paceline.serving.batch import Batch, open_output, read_lines
+from paceline.serving.batch import BatchRun, open_output, read_lines
 
 source, out = map(Path, sys.argv[1:3])
 most = int(sys.argv[3]) if sys.argv[3:] else resource.RLIM_INFINITY
@@ -287,7 +287,7 @@ file, done = open_output(out)
 lines = [each for each in read_lines(source) if each.key not in done]
 with file:
     print("ready", flush=True)
-    for _ in Batch(served(engines.make(Slow(0.001))), file).run(lines, lambda: False):
+    for _ in BatchRun(served(engines.make(Slow(0.001))), file).run(lines, lambda: False):
         pass
 """
 
