@@ -364,6 +364,28 @@ def model(precision: str = "file", name: str = MODEL, **options: Any) -> Loaded:
     return _HELD[key]
 
 
+@contextlib.contextmanager
+def lasting() -> Iterator[None]:
+    """Load each draft model once: engines may share them, and converting weights takes long."""
+    held: dict[str, Loaded] = {}
+    load = loading.load_model
+
+    def once(name: str = MODEL, **options: Any) -> Loaded:
+        if not options.get("drafts") or options.get("layers"):
+            return load(name, **options)
+        key = f"{name} {options}"
+        if key not in held:
+            held.clear()
+            held[key] = load(name, **options)
+        return held[key]
+
+    loading.load_model = once  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        loading.load_model = load
+
+
 @cache
 def folder() -> Path:
     held = tempfile.TemporaryDirectory(prefix="pins-")
@@ -1008,18 +1030,21 @@ def main() -> int:
     record = json.loads(given.out.read_text()) if given.out.exists() else {"pins": {}}
     now: dict[str, Value] = {}
     begin = perf_counter()
+    held = contextlib.ExitStack()
+    held.enter_context(lasting())
     for number, pin in enumerate(ordered(chosen), 1):
         start = perf_counter()
         try:
             now[pin.name] = json.loads(json.dumps(pin.make()))
         except Exception as error:
             now[pin.name] = f"BROKEN {type(error).__name__}: {tidy(str(error))[:200]}"
-        if given.write and number % 25 == 0:
+        if given.write:
             write(given.out, record["pins"], now, names)
         if given.times:
             print(f"{perf_counter() - start:6.1f} s  {pin.name}", file=sys.stderr)
         elif number % 25 == 0:
             print(f"{number} of {len(chosen)}, {perf_counter() - begin:.0f} s", file=sys.stderr)
+    held.close()
     differs = compare(record["pins"], now)
     gone = [] if given.only or given.quick else sorted(record["pins"].keys() - now.keys())
     differs += [f"gone     {name}" for name in gone]
