@@ -32,7 +32,6 @@ import numpy as np
 import paceline
 from paceline import errors
 from paceline.cli import app as command_line
-from paceline.core.target import RuntimeOptions
 from paceline.core.types import Denoising
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
@@ -356,10 +355,7 @@ def model(precision: str = "file", name: str = MODEL, **options: Any) -> Loaded:
     if key not in _HELD:
         _HELD.clear()
         _HELD[key] = loading.load_model(
-            name,
-            options=RuntimeOptions(precision=precision, threads=1),
-            progress=False,
-            **options,
+            name, precision=precision, threads=1, progress=False, **options
         )
     return _HELD[key]
 
@@ -370,13 +366,13 @@ def lasting() -> Iterator[None]:
     held: dict[str, Loaded] = {}
     load = loading.load_model
 
-    def once(name: str = MODEL, **options: Any) -> Loaded:
+    def once(*asked: Any, **options: Any) -> Loaded:
         if not options.get("drafts") or options.get("layers"):
-            return load(name, **options)
-        key = f"{name} {options}"
+            return load(*asked, **options)
+        key = f"{asked} {options}"
         if key not in held:
             held.clear()
-            held[key] = load(name, **options)
+            held[key] = load(*asked, **options)
         return held[key]
 
     loading.load_model = once  # type: ignore[assignment]
