@@ -461,7 +461,7 @@ def test_weights_that_ship_are_found_by_their_model(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights.rename(weights.with_name("hydra-tiny.safetensors"))
-    monkeypatch.setattr("paceline.networks.weights.files", lambda _: weights.parent)
+    monkeypatch.setattr("paceline.weights.folders", lambda: (weights.parent,))
     assert module.shipped("hydra", MODEL).name == "hydra-tiny.safetensors"
     with pytest.raises(InvalidOption, match="no weights ship for drafter 'hydra'"):
         module.shipped("hydra", "another")
