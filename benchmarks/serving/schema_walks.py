@@ -289,6 +289,11 @@ def _beside(keyword: str) -> tuple[str, ...]:
 # Values.
 
 
+def _whole(bound: float) -> int:
+    # As the digits say: the largest double is a little more than they do.
+    return int(Decimal(str(bound)))
+
+
 class Writer:
     """Draws values that a schema may allow, by some of its keywords; a judge says which it does."""
 
@@ -358,8 +363,8 @@ class Writer:
         return self._draw.random() < 0.5
 
     def _integer(self, at: Json, depth: int) -> int:
-        low = max(int(at.get(key, -(10**6))) for key in ("minimum", "exclusiveMinimum"))
-        high = min(int(at.get(key, 10**30)) for key in ("maximum", "exclusiveMaximum"))
+        low = max(_whole(at.get(key, -(10**6))) for key in ("minimum", "exclusiveMinimum"))
+        high = min(_whole(at.get(key, 10**30)) for key in ("maximum", "exclusiveMaximum"))
         low, high = (low, high) if low <= high else (high, low)
         near = [low, low + 1, high, high - 1, 0, self._draw.randint(low, min(high, low + 1000))]
         step = at.get("multipleOf", 1)
@@ -375,7 +380,7 @@ class Writer:
         found = low * (1 - share) + high * share
         step = at.get("multipleOf")
         found = float(Decimal(str(step)) * int(found / step)) if step else found
-        return int(found) if found.is_integer() else found
+        return _whole(found) if found.is_integer() else found
 
     def _string(self, at: Json, depth: int) -> str:
         if at.get("format") in _EXAMPLES:
