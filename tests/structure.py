@@ -49,7 +49,7 @@ FOLDERS: tuple[tuple[str, str], ...] = (
 FREE = {"version", "weights", "__main__"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
-BUDGET = {"lines": 74_400, "modules": 404, "docstrings": 0.14, "loose": 6}
+BUDGET = {"lines": 73_750, "modules": 404, "docstrings": 0.14, "loose": 6}
 
 
 class Import(NamedTuple):
