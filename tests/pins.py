@@ -761,9 +761,13 @@ def options_of(path: str) -> Value:
     return {"help": digest(code, out, err), "options": digest(told), "count": len(told)}
 
 
+SLOW = ("measuring ", "loading ")
+"""Lines that are printed only where something takes long."""
+
+
 def refused(line: str) -> Value:
     code, out, err = command(*line.split())
-    lines = [each for each in err.splitlines() if not each.startswith("measuring ")]
+    lines = [each for each in err.splitlines() if not each.startswith(SLOW)]
     told = tidy(" ".join(lines))
     return f"{code} {digest(out, told)} {told[:90]}"
 
