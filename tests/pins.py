@@ -391,9 +391,9 @@ def folder() -> Path:
 
 @cache
 def index() -> Path:
-    """An index of the prompts and some running text."""
+    """An index of the prompts and of a text that stays."""
     text = folder() / "corpus.txt"
-    text.write_text("\n".join((*PROMPTS, (TOP / "docs" / "glossary.md").read_text())))
+    text.write_text("\n".join((*PROMPTS, (TOP / "LICENSE").read_text())))
     code, _, told = command("index", str(text), "--out", str(folder() / "index"))
     assert code == 0, told
     return folder() / "index"
