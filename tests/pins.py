@@ -173,8 +173,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("fly:window=2,gate=0", "eagle3", "greedy"),
     ("reflective", "recycling", "greedy"),
     ("reflective", "recycling", "sampled"),
-    ("relaxed:ratio=0.5", "recycling", "sampled"),
-    ("relaxed:ratio=0.5", "draft-model", "sampled"),
+    ("relaxed:ratio=2", "recycling", "sampled"),
+    ("relaxed:ratio=2", "draft-model", "sampled"),
     ("judge:head={judge}", "recycling", "greedy"),
     ("pivot:head={pivot}", "recycling", "greedy"),
 )
