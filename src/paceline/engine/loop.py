@@ -98,9 +98,9 @@ class AutoregressiveDecoder(Described):
             raise InvalidOption(
                 "denoising is for models that fill a canvas, loaded with a sampler: leave it out"
             )
-        if not params.greedy and self.verifier.name == "greedy":
+        if not params.greedy and self.verifier.greedy_only:
             raise InvalidOption(
-                f"verifier 'greedy' cannot sample at temperature {params.temperature}: "
+                f"verifier '{self.rule}' cannot sample at temperature {params.temperature}: "
                 "use verifier 'coupled' or temperature 0"
             )
 
