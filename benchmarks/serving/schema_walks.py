@@ -291,7 +291,7 @@ def _beside(keyword: str) -> tuple[str, ...]:
 
 def _whole(bound: float) -> int:
     # As the digits say: the largest double is a little more than they do.
-    return int(Decimal(str(bound)))
+    return int(Decimal(str(bound)) if isinstance(bound, float) else bound)
 
 
 class Writer:
