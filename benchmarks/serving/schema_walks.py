@@ -289,6 +289,10 @@ def _beside(keyword: str) -> tuple[str, ...]:
 # Values.
 
 
+# Larger numbers that need not be integers have an exponent, as programs write them.
+_PLAIN = 10**40
+
+
 def _whole(bound: float) -> int:
     # As the digits say: the largest double is a little more than they do.
     return int(Decimal(str(bound)) if isinstance(bound, float) else bound)
@@ -373,14 +377,15 @@ class Writer:
 
     def _number(self, at: Json, depth: int) -> Any:
         if self._draw.random() < 0.3:
-            return self._integer(at, depth)
+            whole = self._integer(at, depth)
+            return whole if abs(whole) < _PLAIN else float(whole)
         low = float(at.get("minimum", at.get("exclusiveMinimum", -1000)))
         high = float(at.get("maximum", at.get("exclusiveMaximum", low + 2000)))
         share = self._draw.choice([0, 1, 0.5, self._draw.random()])
         found = low * (1 - share) + high * share
         step = at.get("multipleOf")
         found = float(Decimal(str(step)) * int(found / step)) if step else found
-        return _whole(found) if found.is_integer() else found
+        return _whole(found) if found.is_integer() and abs(found) < _PLAIN else found
 
     def _string(self, at: Json, depth: int) -> str:
         if at.get("format") in _EXAMPLES:
