@@ -376,7 +376,7 @@ _SCRIPT = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a shell's background jobs
 from tests.zoo.test_schedules import *
-target, worker = cpu(), Process(Chains(cpu("int4")))
+target, worker = cpu(), DraftProcess(ChainDrafting(cpu("int4")))
 print(worker.pid, flush=True)
 while True:
     texts(target, Pearl(worker, window=3), PARAMS["greedy"])
