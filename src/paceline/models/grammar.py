@@ -17,7 +17,7 @@ from paceline.core.options import check_text
 from paceline.core.types import BoolArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.gbnf import lark_lines
-from paceline.models.patterns import Untranslated, terminal
+from paceline.models.patterns import LONGEST, Untranslated, terminal
 from paceline.models.schemas import COMPACT, FREE, LARGEST, SPACED, SchemaRules, Spacing
 from paceline.models.text import Tokenizer
 
@@ -216,6 +216,10 @@ class Grammars:
         """Return texts that a pattern (Rust's syntax, or ECMAScript's) matches as a whole."""
         named = "the regular expression"
         _check_grammar(pattern, named)
+        if len(pattern) > LONGEST:
+            raise InvalidOption(
+                f"{named} is too large: {len(pattern)} characters, of {LONGEST}: say less"
+            )
         made = self._library.LLMatcher.grammar_from_regex(pattern)
         try:
             return self._compile(made, named, (), self._reasoning)

@@ -36,7 +36,7 @@ _SPACES += [(0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x300
 _BREAKS: Ranges = [(10, 10), (13, 13), (0x2028, 0x2029)]
 # In Python's spelling.
 _OTHERS = {"(?<": "(?P<", "[^]": r"[\s\S]", r"\Z": "$", r"\z": "$", r"\A": "^"}
-_LONGEST = 100_000  # characters of a pattern: its grammar has three times as many, or more
+LONGEST = 30_000  # characters of a pattern: the time of its compilation grows with their square
 _MANY = 60  # ranges of a class beyond which its characters are not also written by number
 
 
@@ -148,8 +148,8 @@ def _without_names(pattern: str) -> tuple[str, list[str]]:
 
 class _Translator:
     def __init__(self, pattern: str, quoted: bool) -> None:
-        if len(pattern) > _LONGEST:
-            raise Untranslated(f"a pattern has {len(pattern)} characters, of {_LONGEST} at most")
+        if len(pattern) > LONGEST:
+            raise Untranslated(f"a pattern has {len(pattern)} characters, of {LONGEST} at most")
         self._pattern = pattern
         self._quoted = quoted
         source, self._names = _without_names(pattern)
