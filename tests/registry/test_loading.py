@@ -377,6 +377,8 @@ def test_no_threads_at_all_are_refused(model: str) -> None:
         load(model, runtime="tabular", threads=0, progress=False)
     with pytest.raises(InvalidOption, match="threads must be 1 or more, not '2'"):
         load(model, runtime="tabular", threads="2", progress=False)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match=r"threads must be 1 or more, not 2\.5"):
+        load(model, runtime="tabular", threads=2.5, progress=False)
     with pytest.raises(InvalidOption, match="model must be a name or a path as text, not None"):
         load(None, progress=False)  # type: ignore[arg-type]
 

@@ -90,10 +90,8 @@ class Allowed(NamedTuple):
     rule: str
 
 
-def at_least(least: int) -> Allowed:
-    return Allowed(
-        lambda value: isinstance(value, int | float) and value >= least, f"{least} or more"
-    )
+def at_least(least: int, kind: Any = int) -> Allowed:
+    return Allowed(lambda value: isinstance(value, kind) and value >= least, f"{least} or more")
 
 
 def above(limit: int) -> Allowed:

@@ -252,8 +252,9 @@ class Prefiller:
 
     def committed(self, sequence: Sequence, features: LogitArray | None, path: List[int]) -> None:
         """Keep the features of a step, of the root and of a path of its draft."""
-        nodes = [0, *(node + 1 for node in path)]
-        self._keep(sequence, None if features is None else features[nodes])
+        if features is not None:
+            features = features[[0, *(node + 1 for node in path)]]
+        self._keep(sequence, features)
 
     def _keep(self, sequence: Sequence, features: LogitArray | None) -> None:
         # Features of the last cached tokens, for later sequences; None makes a gap.

@@ -44,7 +44,7 @@ class Settings:
         float, "Seconds in which a client must read on in a stream.", above(0)
     ] = 60.0
     shutdown_timeout: Annotated[
-        float, "Seconds that accepted requests have to end after SIGTERM.", at_least(0)
+        float, "Seconds that accepted requests have to end after SIGTERM.", at_least(0, int | float)
     ] = 30.0
     strict: Annotated[bool, "Refuse requests with unknown fields."] = False
     compact_json: Annotated[bool, "Held JSON has no white space."] = False
