@@ -38,7 +38,7 @@ FOLDERS: tuple[tuple[str, str], ...] = (
     ("measure", "benchmarks, workloads, reports, results pages"),
     ("proof", "exactness by enumeration, from inside and from outside"),
     ("export", "drafters in the layout of other engines"),
-    ("training", "training data, drafter training, scaling studies"),
+    ("training", "training data, and the training of all that is trained"),
     ("tuning", "the search behind `paceline tune`"),
     ("serving", "the HTTP server, and batches of requests in files"),
     ("cli", "commands"),
@@ -49,7 +49,7 @@ FOLDERS: tuple[tuple[str, str], ...] = (
 FREE = {"version", "weights", "__main__"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
-BUDGET = {"lines": 73_750, "modules": 404, "docstrings": 0.14, "loose": 6}
+BUDGET = {"lines": 73_100, "modules": 402, "docstrings": 0.14, "loose": 6}
 
 
 class Import(NamedTuple):

@@ -68,7 +68,6 @@ _COMMANDS = {
     "train.acceptance-head": "paceline.cli.train_heads:acceptance_head",
     "train.canvas-filter": "paceline.cli.train_canvas_filter:canvas_filter",
     "train.head-preview": "paceline.cli.train_heads:head_preview",
-    "train.scaling": "paceline.cli.train_scaling:scaling",
     "train.vocabulary": "paceline.cli.train_vocabulary:vocabulary",
 }
 

@@ -1,11 +1,9 @@
-"""Training of drafter networks: recipe, run, and counts of tokens as people write them."""
+"""Training of drafter networks: recipe and run."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -212,29 +210,3 @@ class Trainer(TrainingRun[tuple[float, Hits]]):
 def _tensors(arrays: Mapping[str, LogitArray]) -> dict[str, Tensor]:
     # The tensors share memory with the arrays.
     return {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in arrays.items()}
-
-
-_UNITS = {"": 1, "k": 1000, "m": 1_000_000}
-_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([km]?)", re.IGNORECASE)
-
-
-def parse_count(text: str, option: str) -> int:
-    """Parse a count of 1 or more: 60000, 60k or 1.5M; else InvalidOption naming `option`."""
-    found = _FORM.fullmatch(text.strip())
-    value = Decimal(found[1]) * _UNITS[found[2].lower()] if found else Decimal(0)
-    if value < 1 or value != int(value):
-        raise InvalidOption(
-            f"{option} must be whole numbers above 0, such as 60000, 60k or 1.5M, not {text!r}"
-        )
-    return int(value)
-
-
-def short(count: int) -> str:
-    """Format a count with three digits: 950, 60k, 7.08M."""
-    for unit, size in (("M", 1_000_000), ("k", 1000)):
-        value = count / size
-        if value >= 0.9995:
-            places = 2 if value < 10 else 1 if value < 100 else 0
-            number = f"{value:.{places}f}"
-            return f"{number.rstrip('0').rstrip('.') if places else number}{unit}"
-    return str(count)

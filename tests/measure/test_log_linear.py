@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from paceline.errors import InvalidOption
 from paceline.measure.log_linear import fit_log_linear
-from paceline.training.plots import scaling_plot
 
 SIZES = 1e5 * 2.0 ** np.arange(8)
 
@@ -65,12 +64,3 @@ def test_too_few_points_and_bad_ones_are_named() -> None:
         fit_log_linear([0, 1e5, 1e6], [1.0, 2.0, 3.0])
     with pytest.raises(InvalidOption, match="a finite value"):
         fit_log_linear([1e4, 1e5, 1e6], [1.0, math.nan, 3.0])
-
-
-def test_the_figure_is_a_png_and_the_same_each_time() -> None:
-    fit = fit_log_linear([10.1, 99.7, 1003], [1.0, 3.0, 4.0])
-    first = scaling_plot({"one": fit}, "training tokens", "block efficiency")
-    assert first.startswith(b"\x89PNG")
-    assert first == scaling_plot({"one": fit}, "training tokens", "block efficiency")
-    assert first != scaling_plot({"one": fit}, "training tokens", "acceptance")
-    assert first != scaling_plot({"one": fit, "two": fit}, "training tokens", "block efficiency")
