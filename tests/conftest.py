@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,12 @@ import pytest
 from paceline.native import build, library
 
 _BESIDE = Path(build.__file__).parent / "lib"  # ignored by git; names hold the sources' hash
+
+
+# Hypothesis keeps failing examples and what it read of the sources: not among the sources.
+os.environ.setdefault(
+    "HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "paceline-hypothesis")
+)
 
 
 def pytest_configure() -> None:
