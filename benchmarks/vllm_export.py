@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.audit import named as peers
 from paceline.core.metrics import GenerationStats
 from paceline.errors import EngineFailed, InvalidOption, PacelineError
 from paceline.export.layout import write_layout
@@ -34,7 +35,6 @@ from paceline.measure.machine import dumps, machine
 from paceline.measure.prompts import BUILT_IN
 from paceline.measure.report import aligned
 from paceline.networks.weights import load_network
-from paceline.proof import engine_factory as peers
 from paceline.registry.loading import load_model, make_engine
 from paceline.training.data import read_texts
 

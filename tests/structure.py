@@ -35,8 +35,9 @@ FOLDERS: tuple[tuple[str, str], ...] = (
     ("denoising", "decoders that fill a canvas: rules, cache plans, processes"),
     ("registry", "methods by name, and from names to a running engine"),
     ("", "the public API"),
-    ("measure", "benchmarks, workloads, reports, results pages"),
-    ("proof", "exactness by enumeration, from inside and from outside"),
+    ("proof", "exactness by enumeration of the shipped code"),
+    ("measure", "benchmarks, workloads, bounds, fingerprints, reports, results pages"),
+    ("audit", "any engine beside itself, with speculation and without"),
     ("export", "drafters in the layout of other engines"),
     ("training", "training data, and the training of all that is trained"),
     ("tuning", "the search behind `paceline tune`"),
@@ -102,7 +103,7 @@ def imports_of(module: str) -> Iterator[Import]:
     yield from visit(ast.parse(MODULES[module].read_text()), True)
 
 
-LATE = {"registry.table", "networks.catalogue", "proof.engine_factory", "cli.app"}
+LATE = {"registry.table", "networks.catalogue", "audit.named", "cli.app"}
 """Modules that import what a user or an entry of an index names."""
 
 

@@ -28,12 +28,12 @@ from benchmarks.peers.engines import (
 )
 from benchmarks.peers.timing import Race, Samples
 
+from paceline.audit.named import encode
 from paceline.errors import InvalidOption, PacelineError
 from paceline.measure.machine import dumps, machine
 from paceline.measure.prompts import BUILT_IN, NOISE_TEXT, read_prompts, spread
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
-from paceline.proof.engine_factory import encode
 
 MARGIN = 64
 """Tokens of context beyond prompt and text: drafts look ahead."""

@@ -19,13 +19,13 @@ from typing import Any
 from model_files import coarse_gguf
 from summary import summary_tables
 
+from paceline.audit.checks import AuditExtent
+from paceline.audit.named import folder
+from paceline.audit.outside import run
 from paceline.errors import EngineFailed, PacelineError
 from paceline.measure.machine import dumps
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
-from paceline.proof.checks import AuditExtent
-from paceline.proof.engine_factory import folder
-from paceline.proof.outside import run
 
 THREADED = ("transformers", "genai", "llama-cpp", "llama-cpp-python")
 """Engines that can be told how many threads to use."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
+from paceline.audit.engine import Timing
+from paceline.audit.remote import JsonlEngine
 from paceline.errors import InvalidOption
-from paceline.proof.audited_engine import Timing
-from paceline.proof.remote_engines import JsonlEngine
 
 Item = TypeVar("Item")
 

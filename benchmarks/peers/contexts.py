@@ -27,6 +27,7 @@ from benchmarks.peers.engines import ENGINES, configurations, start
 from benchmarks.peers.report import with_range
 from benchmarks.peers.timing import Configuration, Race, Samples, Turn
 
+from paceline.audit.engine import Timing
 from paceline.errors import InvalidOption, PacelineError
 from paceline.measure import results
 from paceline.measure.machine import dumps, machine
@@ -34,7 +35,6 @@ from paceline.measure.prompts import BUILT_IN
 from paceline.measure.report import aligned
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import ModelSource, resolve
-from paceline.proof.audited_engine import Timing
 
 CONTEXTS = (512, 2048, 8192, 16_384)
 MARGIN = 64

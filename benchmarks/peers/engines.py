@@ -10,9 +10,9 @@ from pathlib import Path
 from benchmarks.peers.batches import BatchEngine
 from benchmarks.peers.timing import Configuration
 
+from paceline.audit import named as peers
 from paceline.errors import InvalidOption
 from paceline.models.source import ModelSource
-from paceline.proof import engine_factory as peers
 
 BOTH = ("plain", "prompt lookup")
 

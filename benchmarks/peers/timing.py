@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from paceline.audit.engine import Timing
 from paceline.errors import EngineFailed, InvalidOption
 from paceline.measure.machine import dumps
-from paceline.proof.audited_engine import Timing
 
 WARM_UP_TOKENS = 12
 

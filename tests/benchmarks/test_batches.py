@@ -13,11 +13,11 @@ from benchmarks.peers.arrivals import Arrivals
 from benchmarks.peers.batches import BatchEngine, batches, rotations, texts
 from benchmarks.peers.timing import Configuration, Turn
 
+from paceline.audit.engine import Timing
+from paceline.audit.named import scripts
 from paceline.errors import EngineFailed, InvalidOption
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
-from paceline.proof.audited_engine import Timing
-from paceline.proof.engine_factory import scripts
 
 
 class Clock:

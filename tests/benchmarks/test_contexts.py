@@ -13,10 +13,10 @@ from benchmarks.peers import contexts, startup
 from benchmarks.peers.batches import BatchEngine
 from benchmarks.peers.timing import Configuration, Turn
 
+from paceline.audit.engine import Timing
+from paceline.audit.named import scripts
 from paceline.errors import EngineFailed
 from paceline.measure import results
-from paceline.proof.audited_engine import Timing
-from paceline.proof.engine_factory import scripts
 
 ANSWERING = f"""
 import sys

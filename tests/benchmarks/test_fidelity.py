@@ -14,9 +14,9 @@ from tests.helpers import tiny_model as tiny
 from tests.runtimes import tiny_cpu
 
 from benchmarks import fidelity
+from paceline.audit.named import scripts
 from paceline.core.target import Pass
 from paceline.errors import EngineFailed, InvalidOption
-from paceline.proof.engine_factory import scripts
 
 LOGITS = """
 import sys

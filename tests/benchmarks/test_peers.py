@@ -17,12 +17,12 @@ from benchmarks.peers import engines, table
 from benchmarks.peers.batches import BatchEngine
 from benchmarks.peers.timing import Batch, Configuration, Race, Samples, Turn
 
+from paceline.audit.engine import Timing
+from paceline.audit.named import scripts
 from paceline.errors import EngineFailed, InvalidOption
 from paceline.measure import results as records
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
-from paceline.proof.audited_engine import Timing
-from paceline.proof.engine_factory import scripts
 
 PLAIN = Configuration("own plain", "own", False, "plain", "own plain")
 DRAFTS = Configuration("own drafts", "own", False, "drafts", "own plain")

@@ -13,8 +13,8 @@ import pytest
 from benchmarks.peers import startup
 from benchmarks.peers.batches import BatchEngine
 
+from paceline.audit.named import scripts
 from paceline.errors import EngineFailed
-from paceline.proof.engine_factory import scripts
 
 ANSWERING = f"""
 import os, sys, time

@@ -12,8 +12,8 @@ import pytest
 from tests.cli import fakes
 from tests.cli.conftest import Command, one_line
 
-from paceline.proof import verifier_acceptance
-from paceline.proof.bounds import RULES
+from paceline.measure import acceptance as verifier_acceptance
+from paceline.measure.bounds import RULES
 from paceline.proof.tabular import TabularTarget
 from paceline.registry import loading
 from paceline.registry.loaded import Loaded

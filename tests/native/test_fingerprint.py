@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from paceline.core import processor
+from paceline.measure.fingerprint import CASES, fingerprint, fingerprints
 from paceline.models.source import resolve
 from paceline.native import build, library
-from paceline.proof.fingerprint import CASES, fingerprint, fingerprints
 from paceline.runtimes.cpu.target import CpuTarget
 
 GOLDEN = json.loads(Path(__file__).with_name("fingerprints.json").read_text())
@@ -23,7 +23,7 @@ SCRIPT = """
 import json
 from paceline.native import build, library
 {before}
-from paceline.proof.fingerprint import fingerprints
+from paceline.measure.fingerprint import fingerprints
 print(json.dumps([library.found()[0], fingerprints()]))
 """
 

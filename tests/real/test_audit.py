@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.real.conftest import load
 
-from paceline.proof.checks import AuditExtent
-from paceline.proof.engine_factory import PacelineEngine
-from paceline.proof.outside import run
+from paceline.audit.checks import AuditExtent
+from paceline.audit.named import PacelineEngine
+from paceline.audit.outside import run
 
 pytestmark = pytest.mark.real
 

@@ -7,8 +7,8 @@ from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
 from paceline.core.types import SamplingParams
+from paceline.measure import acceptance as verifier_acceptance
 from paceline.models.pull import DEFAULT_MODEL
-from paceline.proof import verifier_acceptance
 from paceline.registry.loading import load_draft
 
 pytestmark = pytest.mark.real

@@ -16,9 +16,9 @@ from tests.runtimes import tiny_cpu
 from paceline.core.target import Pass, RuntimeOptions
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
+from paceline.measure.fingerprint import CASES, RandomWeights, TinyModel, fingerprint
 from paceline.models.families import FAMILIES
 from paceline.models.source import resolve
-from paceline.proof.fingerprint import CASES, RandomWeights, TinyModel, fingerprint
 from paceline.registry.loading import load_model, make_engine
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.reference import arithmetic

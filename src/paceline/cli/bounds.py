@@ -71,7 +71,7 @@ def bounds(
     if kind == "layers" and not which.isdecimal():
         raise InvalidOption(f"--draft {draft}: say how many layers, as in layers:28")
 
-    from paceline.proof import verifier_acceptance as acceptance
+    from paceline.measure import acceptance
     from paceline.registry import loading
 
     loaded = loading.load_model(asked)

@@ -141,8 +141,8 @@ def _native() -> dict[str, Any]:
 
 
 def _fingerprint(asked: Options | None) -> dict[str, Any]:
+    from paceline.measure import fingerprint
     from paceline.models.source import resolve
-    from paceline.proof import fingerprint
     from paceline.runtimes.cpu.target import CpuTarget
 
     found = fingerprint.fingerprints()

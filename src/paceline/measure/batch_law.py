@@ -13,12 +13,64 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from paceline.core.types import ProbArray
 from paceline.errors import InvalidOption
 from paceline.measure import results
-from paceline.measure.log_linear import LogLinear, fit_log_linear
 from paceline.measure.report import BASELINE, Row
 
 VALUES = {"speedup": "speed-up", "tokens_per_second": "tokens/s"}
+
+_RESAMPLES = 2000
+
+
+class LogLinear(NamedTuple):
+    """A law a + b log N.
+
+    `intercept` is a, the value at N = 1; `per_tenfold` b log 10 and the ends of its 90% interval;
+    `explained` R squared.
+    """
+
+    sizes: ProbArray
+    values: ProbArray
+    intercept: float
+    per_tenfold: tuple[float, float, float]
+    explained: float
+
+
+def fit_log_linear(
+    sizes: Sequence[float] | ProbArray, values: Sequence[float] | ProbArray, seed: int = 0
+) -> LogLinear:
+    """Fit values on log sizes by least squares, with a residual bootstrap.
+
+    Sizes stay fixed in resamples. Residuals are corrected for leverage, and resamples widened for
+    n - 2 degrees of freedom: else intervals of few points are too narrow.
+
+    Raises:
+        InvalidOption: fewer than three different sizes, or a value that is not finite.
+    """
+    x, y = np.asarray(sizes, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if len(np.unique(x)) < 3:
+        raise InvalidOption(
+            f"a scaling law needs 3 points of different size, not {len(np.unique(x))}: measure more"
+        )
+    if x.shape != y.shape or not (np.isfinite(y).all() and np.isfinite(x).all() and (x > 0).all()):
+        raise InvalidOption("every point of a scaling law needs a size above 0 and a finite value")
+    design = np.column_stack([np.ones_like(x), np.log10(x)])
+    solve = np.linalg.pinv(design)
+    line = solve @ y
+    residuals = y - design @ line
+    spread = residuals / np.sqrt(1 - np.einsum("ij,ji->i", design, solve))
+    spread -= spread.mean()
+    generator, freedom = np.random.default_rng(seed), len(x) - 2
+    drawn = generator.choice(spread, (_RESAMPLES, len(x)))
+    noise = np.sqrt(freedom / generator.chisquare(freedom, (_RESAMPLES, 1)))
+    slopes = line[1] + noise[:, 0] * (drawn @ solve[1])
+    low, high = np.quantile(slopes, [0.05, 0.95])
+    total = float(np.square(y - y.mean()).sum())
+    explained = 1 - float(residuals @ residuals) / total if total else 1.0
+    return LogLinear(x, y, float(line[0]), (float(line[1]), float(low), float(high)), explained)
 
 
 class BatchLaw(NamedTuple):
@@ -31,8 +83,7 @@ class BatchLaw(NamedTuple):
     @property
     def doubling(self) -> tuple[float, float, float]:
         """Return what twice the batch adds: its value, and the ends of its 90% interval."""
-        each = self.fit.per_tenfold
-        value, low, high = (log10(2) * part for part in (each.value, each.low, each.high))
+        value, low, high = (log10(2) * part for part in self.fit.per_tenfold)
         return value, low, high
 
     def at(self, batch: int) -> float:

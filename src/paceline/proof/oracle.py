@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NoReturn, TypeVar
 
 import numpy as np
 
-from paceline.core.types import Distribution, IntArray, ProbArray
+from paceline.core.types import ProbArray
 from paceline.sampling.gumbel import GumbelNoise
 from paceline.sampling.randomness import Draw, Randomness
 
@@ -170,118 +169,3 @@ def add_up(weighted: Iterable[tuple[tuple[int, ...], float]]) -> Joint:
     for output, weight in weighted:
         terms.setdefault(output, []).append(weight)
     return {output: math.fsum(weights) for output, weights in terms.items()}
-
-
-@dataclass(frozen=True)
-class Excess:
-    """Mass of (p - s q)+ as a function of s, in O(log V) after one sort.
-
-    `ratios` are q / p of the target's tokens, ascending; `p` and `q` running sums, `[k + 1]`.
-    """
-
-    ratios: ProbArray
-    p: ProbArray
-    q: ProbArray
-
-    @classmethod
-    def of(cls, p: Distribution, q: Distribution) -> Excess:
-        mine, theirs = p.probs, q.at(p.ids)
-        mine, theirs = mine[mine > 0], theirs[mine > 0]
-        ratios = quotient(theirs, mine)
-        order = np.argsort(ratios)
-        zero = np.zeros(1)
-        return cls(
-            ratios[order],
-            np.concatenate([zero, np.cumsum(mine[order])]),
-            np.concatenate([zero, np.cumsum(theirs[order])]),
-        )
-
-    def mass(self, scales: ProbArray) -> ProbArray:
-        with np.errstate(divide="ignore"):
-            count = np.searchsorted(self.ratios, 1.0 / scales)
-        return np.maximum(self.p[count] - scales * self.q[count], 0.0)
-
-
-def quotient(first: ProbArray, second: ProbArray) -> ProbArray:
-    """Return ratios of masses; infinite on overflow."""
-    with np.errstate(over="ignore"):
-        return first / second
-
-
-@dataclass(frozen=True)
-class Pools:
-    """Tokens of q: the most likely as singles, the others in pools of similar q.
-
-    `mean` is float64 `[singles + pools]`, the self-weighted mean of a token's draft mass.
-    """
-
-    p: ProbArray
-    q: ProbArray
-    pooled: tuple[_Pool, ...]
-    mean: ProbArray
-
-    @classmethod
-    def of(cls, p: Distribution, q: Distribution, count: int) -> Pools:
-        """Build about `count` singles and pools."""
-        order = np.argsort(-q.probs, kind="stable")
-        order = order[: int(np.count_nonzero(q.probs))]
-        mine, theirs = p.at(q.ids)[order], q.probs[order]
-        if len(order) <= count:
-            return cls(mine, theirs, (), theirs)
-        singles = count - count // 4
-        # Pools of about equal mass, down to single tokens.
-        mass = np.cumsum(theirs[singles:])
-        places = np.searchsorted(mass, mass[-1] * np.arange(1, count - singles) / (count - singles))
-        borders = [singles, *(singles + np.unique(places + 1)), len(order)]
-        spans = [(a, b) for a, b in pairwise(borders) if a < b]
-        pooled = tuple(_Pool.of(mine[a:b], theirs[a:b]) for a, b in spans)
-        means = [float((theirs[a:b] ** 2).sum() / theirs[a:b].sum()) for a, b in spans]
-        return cls(
-            mine[:singles], theirs[:singles], pooled, np.concatenate([theirs[:singles], means])
-        )
-
-    def rejected(
-        self, scales: ProbArray, onward: ProbArray, left: ProbArray, rest: ProbArray, gone: IntArray
-    ) -> ProbArray:
-        """Return the probability that the next draft is this and fails, `[states, tokens]`.
-
-        Arguments are float64 `[states]`: scale s, next scale, M(s), and mass not yet drafted;
-        `gone` is int64 `[states, rejections]`. A token is drafted with probability q / rest, and
-        accepted with (p - s q)+ / M(s) or less; it fails only where p < q times the next scale.
-        """
-        s, mass, remaining = scales[:, None], left[:, None], rest[:, None]
-        taken = np.maximum(self.p - s * self.q, 0.0) / mass
-        singles = np.maximum(self.q / remaining - taken, 0.0)
-        pooled = (pool.rejected(scales, onward, left, rest) for pool in self.pooled)
-        out: ProbArray = np.column_stack([singles, *pooled])
-        for rejection in gone.T:
-            state = np.flatnonzero(rejection < len(self.q))
-            out[state, rejection[state]] = 0.0
-        return out
-
-
-@dataclass(frozen=True)
-class _Pool:
-    # Tokens by ascending p / q (`ratios`), with running sums of p and q, `[k + 1]`.
-
-    ratios: ProbArray
-    p: ProbArray
-    q: ProbArray
-
-    @classmethod
-    def of(cls, p: ProbArray, q: ProbArray) -> _Pool:
-        ratios = quotient(p, q)
-        order = np.argsort(ratios)
-        zero = np.zeros(1)
-        return cls(
-            ratios[order],
-            np.concatenate([zero, np.cumsum(p[order])]),
-            np.concatenate([zero, np.cumsum(q[order])]),
-        )
-
-    def rejected(
-        self, scales: ProbArray, onward: ProbArray, left: ProbArray, rest: ProbArray
-    ) -> ProbArray:
-        none, some = np.searchsorted(self.ratios, scales), np.searchsorted(self.ratios, onward)
-        taken = self.p[some] - self.p[none] - scales * (self.q[some] - self.q[none])
-        return np.maximum(self.q[some] / rest - taken / left, 0.0)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from tests.cli import fakes
 
+from paceline.audit import named as engine_factory
+from paceline.audit import named as peers
+from paceline.audit.checks import AuditExtent
+from paceline.audit.engine import SeededRequest
+from paceline.audit.named import open_engine, referee
+from paceline.audit.outside import run
 from paceline.errors import InvalidOption, PacelineError
-from paceline.proof import engine_factory
-from paceline.proof import engine_factory as peers
-from paceline.proof.audited_engine import SeededRequest
-from paceline.proof.checks import AuditExtent
-from paceline.proof.engine_factory import open_engine, referee
-from paceline.proof.outside import run
 from paceline.registry.options import Options
 
 Loads = list[Options]

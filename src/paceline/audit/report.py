@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from paceline.proof.audited_engine import Token
+from paceline.audit.engine import Token
 
 
 @dataclass(frozen=True, slots=True)

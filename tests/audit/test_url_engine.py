@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from paceline.audit.checks import AuditExtent
+from paceline.audit.engine import SeededRequest
+from paceline.audit.outside import run
+from paceline.audit.remote import UrlEngine
 from paceline.errors import EngineFailed, InvalidOption
-from paceline.proof.audited_engine import SeededRequest
-from paceline.proof.checks import AuditExtent
-from paceline.proof.outside import run
-from paceline.proof.remote_engines import UrlEngine
 
 Body = dict[str, Any]
 

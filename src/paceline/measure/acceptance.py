@@ -1,8 +1,8 @@
 """Acceptance of every verifier on a real drafter and target, beside the bound on any rule.
 
 Chains are drafted, verified and committed as in use, so contexts are the target's own text. At the
-root of every round acceptance follows from p and q without sampling (`paceline.proof.bounds`); the
-chain gives that of rules that verify more than one token at a time.
+root of every round acceptance follows from p and q without sampling (`measure.bounds`); the chain
+gives that of rules that verify more than one token at a time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from paceline.drafters.draft_model import DraftModel
 from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
+from paceline.measure.bounds import RULES, BoundedRule, by_token
 from paceline.policy.controller import Fixed
 from paceline.policy.cost import CostModel
-from paceline.proof.bounds import RULES, BoundedRule, by_token
 from paceline.registry.loaded import Loaded
 from paceline.sampling.randomness import Randomness
 from paceline.trees.drawn import Iid

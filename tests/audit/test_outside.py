@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from tests.proof.tables import VOCABULARY, P, Q, engine, law_at
 
+from paceline.audit.checks import AuditExtent
+from paceline.audit.engine import CallableEngine, SeededRequest
+from paceline.audit.outside import run
+from paceline.audit.report import plain_report
 from paceline.errors import EngineFailed, InvalidOption, PromptError
 from paceline.measure.machine import dumps
-from paceline.proof.audited_engine import CallableEngine, SeededRequest
 from paceline.proof.cases import Propose, likely_chain, random_tree, sampled_chain
-from paceline.proof.checks import AuditExtent
 from paceline.proof.negative import (
     AcceptsByTargetMass,
     AlwaysAccepts,
@@ -25,8 +27,6 @@ from paceline.proof.negative import (
     drops_unlikely,
     top_one_as_sampled,
 )
-from paceline.proof.outside import run
-from paceline.proof.report import plain_report
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.matching import Coupled, Greedy, SampleMatch
 from paceline.verifiers.rejection import Rejection

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.proof.checks import (
+from paceline.audit.checks import (
     Features,
     compare,
     detectable_difference,

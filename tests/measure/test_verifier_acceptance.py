@@ -7,9 +7,9 @@ from operator import itemgetter
 import numpy as np
 import pytest
 
+from paceline.measure import acceptance as verifier_acceptance
+from paceline.measure.acceptance import ChainFigures, Key
 from paceline.policy.cost import CostModel
-from paceline.proof import verifier_acceptance
-from paceline.proof.verifier_acceptance import ChainFigures, Key
 
 NODES: dict[Key, tuple[float, float]] = {
     ("rejection", "independent", 1): (0.5, 0.5),

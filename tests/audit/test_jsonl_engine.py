@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.audit.engine import SeededRequest
+from paceline.audit.named import scripts
+from paceline.audit.remote import JsonlEngine
 from paceline.errors import EngineFailed
-from paceline.proof.audited_engine import SeededRequest
-from paceline.proof.engine_factory import scripts
-from paceline.proof.remote_engines import JsonlEngine
 
 ASK = SeededRequest((1, 2), True, 1.0, 3, (7, 8))
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from paceline.proof.checks import Features, compare, deviance, fit, holm, pool
+from paceline.audit.checks import Features, compare, deviance, fit, holm, pool
 
 LAW = {0: 0.4, 1: 0.3, 2: 0.2, 3: 0.08, 4: 0.02}
 RUNS = 400

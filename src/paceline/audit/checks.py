@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.audit.engine import END, Token
+from paceline.audit.report import DistributionTest
 from paceline.core.types import BoolArray, IntArray, ProbArray
 from paceline.errors import InvalidOption
-from paceline.proof.audited_engine import END, Token
-from paceline.proof.report import DistributionTest
 
 # Family of cells: "token" or "prefix", and the position in the continuation, from 1.
 Group = tuple[str, int]

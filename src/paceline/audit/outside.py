@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import zip_longest
 
+from paceline.audit.checks import AuditExtent, Trial, tests
+from paceline.audit.engine import AuditedEngine, Prompt, SeededRequest, Token
+from paceline.audit.named import Referee, open_engine, referee
+from paceline.audit.report import GreedyTexts, Report
 from paceline.errors import EngineFailed
 from paceline.measure.prompts import BUILT_IN, read_prompts, spread
-from paceline.proof.audited_engine import AuditedEngine, Prompt, SeededRequest, Token
-from paceline.proof.checks import AuditExtent, Trial, tests
-from paceline.proof.engine_factory import Referee, open_engine, referee
-from paceline.proof.report import GreedyTexts, Report
 
 _BATCH = 50
 _TITLE = 60

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from paceline.audit import named as peers
+from paceline.audit.checks import AuditExtent
+from paceline.audit.engine import CallableEngine
+from paceline.audit.outside import run
+from paceline.audit.report import Report
 from paceline.errors import EngineFailed, InvalidOption
-from paceline.proof import engine_factory as peers
-from paceline.proof.audited_engine import CallableEngine
-from paceline.proof.checks import AuditExtent
-from paceline.proof.outside import run
-from paceline.proof.report import Report
 
 NAMES = ("paceline", "genai-model-int8-u8", "vllm-cpu-ngram", "paceline-block")
 

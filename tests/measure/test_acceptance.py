@@ -10,15 +10,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.proof import naive_drafts as naive
+from tests.measure import naive_drafts as naive
 
 from paceline.core.tree import EMPTY
 from paceline.core.types import ROOT, Budget, Distribution, TokenTree
-from paceline.proof import bounds as acceptance
-from paceline.proof.bounds import RULES, BoundedRule, best_distinct, best_iid, by_token, overlap
+from paceline.measure import bounds as acceptance
+from paceline.measure.bounds import (
+    RULES,
+    BoundedRule,
+    Excess,
+    best_distinct,
+    best_iid,
+    by_token,
+    overlap,
+)
 from paceline.proof.cases import Propose, grown, sampled_chain
 from paceline.proof.compare import one_round
-from paceline.proof.oracle import Excess, enumerate_distribution
+from paceline.proof.oracle import enumerate_distribution
 from paceline.proof.tabular import DistributionOf, TabularDistributions, TabularModel
 from paceline.sampling.randomness import KeyedRandomness, Randomness
 from paceline.sampling.sampler import top_k_ids

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
-from tests.proof import naive_drafts as naive
+from tests.measure import naive_drafts as naive
 
 from paceline.core.types import Distribution, ProbArray
 from paceline.errors import InvalidOption
-from paceline.proof.bounds import best_distinct, best_fixed, best_iid, best_top_and_one, overlap
+from paceline.measure.bounds import best_distinct, best_fixed, best_iid, best_top_and_one, overlap
 
 Best = Callable[[Distribution, Distribution, int], float]
 Tuples = Callable[[ProbArray, int], naive.Tuples]

@@ -11,14 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.core.cache import cache_dir
-from paceline.core.types import SamplingParams
-from paceline.engine.engine import Engine
-from paceline.errors import InvalidOption
-from paceline.models.pull import DEFAULT_MODEL
-from paceline.models.source import resolve
-from paceline.models.text import Tokenizer
-from paceline.proof.audited_engine import (
+from paceline.audit.engine import (
     AuditedEngine,
     CallableEngine,
     Prompt,
@@ -26,7 +19,14 @@ from paceline.proof.audited_engine import (
     Tally,
     Token,
 )
-from paceline.proof.remote_engines import JsonlEngine, UrlEngine
+from paceline.audit.remote import JsonlEngine, UrlEngine
+from paceline.core.cache import cache_dir
+from paceline.core.types import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.errors import InvalidOption
+from paceline.models.pull import DEFAULT_MODEL
+from paceline.models.source import resolve
+from paceline.models.text import Tokenizer
 from paceline.registry.loaded import Loaded
 from paceline.registry.loading import load_model, make_engine
 
@@ -126,7 +126,7 @@ def open_engine(name: str, options: Mapping[str, str] | None = None) -> AuditedE
     Args:
         name: "paceline"; an engine of `PEERS`; a URL; "python:MODULE:FUNCTION", a function
             from `SeededRequest` to token sequences; or "command:PROGRAM ARGUMENTS", which speaks
-            JSON lines (`remote_engines`).
+            JSON lines (`audit.remote`).
         options: for paceline, arguments of `load`; for peers, options of their scripts; for URLs
             "off", "model", and "on_fields" and "off_fields" as JSON.
     """

@@ -31,8 +31,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from paceline.audit.engine import Prompt, SeededRequest, Tally, Timing, Token
 from paceline.errors import EngineFailed, InvalidOption
-from paceline.proof.audited_engine import Prompt, SeededRequest, Tally, Timing, Token
 
 _GRACE_SECONDS = 10
 

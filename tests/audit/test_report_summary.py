@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.peers.summary import summary_tables
 
+from paceline.audit.report import DistributionTest, GreedyTexts, Report
 from paceline.measure.machine import dumps
-from paceline.proof.report import DistributionTest, GreedyTexts, Report
 
 SAME = GreedyTexts("a", 8, None, None, None, None, None, True)
 TIE = GreedyTexts("b", 8, 3, 5, 6, 0.25, "engine", True)
