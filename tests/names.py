@@ -47,7 +47,7 @@ class Mention(NamedTuple):
 def _texts(module: str) -> Iterator[tuple[int, str]]:
     """Docstrings and comments, with their first lines."""
     source = MODULES[module].read_text()
-    for node in ast.walk(_tree(module)):
+    for node in _nodes(module):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.lineno, str(node.value.value)
     if not re.search("#.*`", source):
@@ -67,8 +67,9 @@ def mentions() -> Iterator[Mention]:
 
 
 @cache
-def _tree(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text())
+def _nodes(module: str) -> tuple[ast.AST, ...]:
+    """The module's syntax, itself first."""
+    return tuple(ast.walk(ast.parse(MODULES[module].read_text())))
 
 
 @cache
@@ -80,7 +81,7 @@ def _named(module: str) -> tuple[set[str], set[str]]:
     """
     used: set[str] = set()
     made: set[str] = set()
-    for node in ast.walk(_tree(module)):
+    for node in _nodes(module):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             made.add(node.name)
         elif isinstance(node, ast.Name):
@@ -97,7 +98,7 @@ def _named(module: str) -> tuple[set[str], set[str]]:
             made.add(node.target.id)
         elif isinstance(node, ast.alias):
             used.update(node.name.split("."), {node.asname or node.name})
-    for node in _tree(module).body:
+    for node in getattr(_nodes(module)[0], "body", ()):
         if isinstance(node, ast.Assign):
             made |= {part.id for part in node.targets if isinstance(part, ast.Name)}
     return used | made, made
@@ -137,7 +138,7 @@ def _members(name: str) -> set[str]:
     found: set[str] = set()
     for module in MODULES:
         if name in _named(module)[1]:
-            for node in ast.walk(_tree(module)):
+            for node in _nodes(module):
                 if isinstance(node, ast.ClassDef) and node.name == name:
                     for base in node.bases:
                         found |= _members(ast.unparse(base).split("[")[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -120,7 +121,6 @@ class CpuOps(Recorder):
         self._matrices = matrices
         self._pool, self._kv_dtype = pool, kv_dtype
         self._eps, self._longest, self._extra = eps, longest, extra
-        self._tables: dict[Rotary, LogitArray] = {}
         # Weights of the experts, by layer that has some; kept until the forward is read.
         self.routes: list[Rows] = []
 
@@ -297,10 +297,11 @@ class CpuOps(Recorder):
 
         return Rows(self, x.count, x.width, record)
 
-    def _angles(self, rotary: Rotary | None) -> Any:
-        if rotary is None:
-            return None
-        if rotary not in self._tables:
-            frequencies = np.asarray(rotary.frequencies, dtype=np.float64)
-            self._tables[rotary] = rotary_table(frequencies, self._longest, rotary.factor)
-        return self._tables[rotary]
+    def _angles(self, rotary: Rotary | None) -> LogitArray | None:
+        return None if rotary is None else _table(rotary, self._longest)
+
+
+@lru_cache(maxsize=8)
+def _table(rotary: Rotary, positions: int) -> LogitArray:
+    # Programs over some of the layers are recorded while texts are written: they share a table.
+    return rotary_table(np.asarray(rotary.frequencies), positions, rotary.factor)
