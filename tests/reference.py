@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 
@@ -19,16 +20,63 @@ _INTRODUCTION = """\
 
 Every command with its help, plugins included. This page is written by
 `python -m tests.reference` and compared by a test. `paceline COMMAND --help` prints the
-same. Errors end as one line on standard error with exit code 2, Ctrl-C with 130.
+same. Errors end as one line on standard error with exit code 2, Ctrl-C with 130. What two
+commands or more have alike stands once, at the end.
 """
+
+
+SHARED = 2
+"""So many commands have an option alike before it is said once for all of them."""
+
+
+class Section(NamedTuple):
+    """A command: its words on the command line, its help, its usage, and a row per parameter."""
+
+    path: str
+    help: str
+    usage: str
+    rows: list[Row]
+
+
+class Row(NamedTuple):
+    """A parameter: its names, and its line of a table."""
+
+    names: str
+    line: str
 
 
 def page() -> str:
     """Return the reference of all commands that the application holds, as Markdown."""
-    return _INTRODUCTION + "".join(_sections(typer.main.get_command(commands()), "paceline"))
+    sections = list(_sections(typer.main.get_command(commands()), "paceline"))
+    uses = Counter(row for section in sections for row in section.rows)
+    shared = [row for row in uses if uses[row] >= SHARED]
+    return "".join(
+        [
+            _INTRODUCTION,
+            *(
+                _written(section, [row for row in section.rows if row in shared])
+                for section in sections
+            ),
+            "\n## Options of many commands\n",
+            _table(shared),
+        ]
+    )
 
 
-def _sections(command: Any, path: str) -> Iterator[str]:
+def _written(section: Section, shared: list[Row]) -> str:
+    own = [row for row in section.rows if row not in shared]
+    out = f"\n## {section.path}\n\n{section.help}\n\n    {section.usage}\n{_table(own)}"
+    if shared:
+        out += f"\n[And](#options-of-many-commands) {', '.join(row.names for row in shared)}.\n"
+    return out
+
+
+def _table(rows: list[Row]) -> str:
+    lines = [row.line for row in rows]
+    return "\n".join(["\n| option | default | |\n|---|---|---|", *lines, ""]) if rows else ""
+
+
+def _sections(command: Any, path: str) -> Iterator[Section]:
     inner = getattr(command, "commands", {})
     usage, rows = [path], []
     for each in command.params:
@@ -39,11 +87,9 @@ def _sections(command: Any, path: str) -> Iterator[str]:
         else:
             names = ", ".join(f"`{name}`" for name in (*each.opts, *each.secondary_opts))
         text = (each.help or "").replace("|", "\\|")
-        rows.append(f"| {names} | {_default(each)} | {text} |")
+        rows.append(Row(names, f"| {names} | {_default(each)} | {text} |"))
     usage += ["[OPTIONS]"] * bool(rows) + ["COMMAND"] * bool(inner)
-    yield f"\n## {path}\n\n{inspect.cleandoc(command.help or '')}\n\n    {' '.join(usage)}\n"
-    if rows:
-        yield "\n| option | default | |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    yield Section(path, inspect.cleandoc(command.help or ""), " ".join(usage), rows)
     for name, each in inner.items():
         yield from _sections(each, f"{path} {name}")
 
