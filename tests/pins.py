@@ -35,10 +35,11 @@ from paceline.cli import app as command_line
 from paceline.core.types import Denoising
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
-from paceline.measure import fingerprint, inside, parallel_tasks
+from paceline.measure import fingerprint, parallel_tasks
 from paceline.networks import catalogue
 from paceline.networks.base import Geometry
 from paceline.networks.weights import Trained, save_network
+from paceline.proof import inside
 from paceline.proof.cases import QUICK
 from paceline.registry import loading, table
 from paceline.registry.loaded import Loaded
