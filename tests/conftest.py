@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,14 @@ _BESIDE = Path(build.__file__).parent / "lib"  # ignored by git; names hold the 
 os.environ.setdefault(
     "HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "paceline-hypothesis")
 )
+# Threads of tiny models wait for each other longer than they work, and most of all where workers
+# of xdist share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_runtest_setup() -> None:
+    if "torch" in sys.modules:  # a model that was loaded before took all cores
+        sys.modules["torch"].set_num_threads(1)
 
 
 def pytest_configure() -> None:
