@@ -74,11 +74,8 @@ def test_without_a_law_the_interval_holds_nought() -> None:
     assert 80 <= inside <= 98
 
 
-def test_it_is_not_extended_and_takes_repeats() -> None:
+def test_it_takes_repeats_and_three_sizes() -> None:
     law = speedup([bench(b, v) for b, v in ((1, 1.4), (1, 1.6), (2, 1.3), (4, 1.1))])
     assert law.at(1) == pytest.approx(1.5)
-    assert law.fit.at([3]).shape == (1,)
-    with pytest.raises(InvalidOption, match="fitted from 1 to 4 and is not extended"):
-        law.fit.at([8])
     with pytest.raises(InvalidOption, match="3 points of different size, not 2"):
         laws([bench(1, 1.0), bench(2, 1.0), bench(2, 1.1)])
