@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from itertools import permutations
 from typing import NamedTuple
 
@@ -33,6 +35,7 @@ ANSWER = "=>"  # ends every prompt
 HELD_OUT = 8  # one problem of so many is never trained on
 
 Random = np.random.Generator
+_UNUSED = Random(np.random.PCG64(0))  # what is changed at a place draws nothing
 
 
 class Grade(NamedTuple):
@@ -58,6 +61,11 @@ class Problem(NamedTuple):
     key: str
 
 
+Grader = Callable[[Problem, tuple[str, ...]], Grade]
+Change = Callable[[Random, list[str], str, int], Sequence[str]]
+"""Changes a line, given another name and a place from 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class Exercise:
     """A prompt and one right answer, both as words with single spaces between."""
@@ -79,9 +87,9 @@ class Task(NamedTuple):
         words: those that answers consist of, beside others that `loose` ignores.
     """
 
-    templates: tuple[str, str, str]
+    templates: tuple[str, ...]
     draw: Callable[[Random], Problem]
-    grade: Callable[[Problem, tuple[str, ...]], Grade]
+    grade: Grader
     words: frozenset[str]
 
 
@@ -150,11 +158,8 @@ def _names(rng: Random, count: int) -> tuple[str, ...]:
     return tuple(NAMES[i] for i in rng.choice(len(NAMES), count, replace=False))
 
 
-def _line(
-    change: Callable[[Random, list[str], str, int], Sequence[str]], *, places: int = 0
-) -> Callable[[Random], Problem]:
-    # `change` is given the line, another name and a place from 0; there are `places` more to put
-    # a name at than there are names.
+def _line(change: Change, *, places: int = 0) -> Callable[[Random], Problem]:
+    # There are `places` more to put a name at than there are names.
     def drawn(rng: Random) -> Problem:
         *line, other = _names(rng, int(rng.integers(3, 7)) + 1)
         place = int(rng.integers(len(line) + places))
@@ -184,29 +189,15 @@ def _permuted(problem: Problem, words: tuple[str, ...]) -> Grade:
     return Grade(right and list(words) != given, right, common / max(len(given), len(words)))
 
 
-def _one_of(
-    options: Callable[[list[str], str], Iterator[list[str]]],
-) -> Callable[[Problem, tuple[str, ...]], Grade]:
+def _anywhere(change: Change, *, places: int = 0) -> Grader:
+    # Any place will do.
     def grade(problem: Problem, words: tuple[str, ...]) -> Grade:
-        grades = [
-            _same(problem._replace(answer=tuple(each)), words)
-            for each in options(problem.fields["x"].split(), problem.fields["a"])
-        ]
+        line, other = problem.fields["x"].split(), problem.fields["a"]
+        answers = (change(_UNUSED, line, other, i) for i in range(len(line) + places))
+        grades = [_same(problem._replace(answer=tuple(each)), words) for each in answers]
         return max(grades, key=lambda each: each.score)
 
     return grade
-
-
-def _inserted(line: list[str], other: str) -> Iterator[list[str]]:
-    yield from ([*line[:i], other, *line[i:]] for i in range(len(line) + 1))
-
-
-def _removed(line: list[str], _other: str) -> Iterator[list[str]]:
-    yield from ([*line[:i], *line[i + 1 :]] for i in range(len(line)))
-
-
-def _replaced(line: list[str], other: str) -> Iterator[list[str]]:
-    yield from ([*line[:i], other, *line[i + 1 :]] for i in range(len(line)))
 
 
 def _insert(_rng: Random, line: list[str], other: str, place: int) -> list[str]:
@@ -381,124 +372,34 @@ def _grade_brackets(problem: Problem, words: tuple[str, ...]) -> Grade:
     return Grade(all(good), all(good), sum(good) / len(good))
 
 
-def _set(words: Sequence[str]) -> frozenset[str]:
-    return frozenset(words)
-
+_DRAWN: dict[str, tuple[Callable[[Random], Problem], Grader]] = {
+    "copy": (_line(lambda _rng, line, _other, _place: line), _same),
+    "reverse": (_line(lambda _rng, line, _other, _place: line[::-1]), _same),
+    "sort": (_line(lambda _rng, line, _other, _place: sorted(line)), _same),
+    "shuffle": (_line(_shuffled), _permuted),
+    "insert-index": (_line(_insert, places=1), _same),
+    "insert-random": (_line(_insert, places=1), _anywhere(_insert, places=1)),
+    "remove-index": (_line(_remove), _same),
+    "remove-random": (_line(_remove), _anywhere(_remove)),
+    "replace-index": (_line(_replace), _same),
+    "replace-random": (_line(_replace), _anywhere(_replace)),
+    "latin-square": (_latin, _grade_latin),
+    "sudoku": (_sudoku, _same),
+    "sums": (_sums, _same),
+    "expression": (_expression, _grade_expression),
+    "brackets": (_brackets, _grade_brackets),
+}
+_TOLD = tomllib.loads(
+    files("paceline.measure").joinpath("parallel_tasks.toml").read_text(encoding="utf-8")
+)
+_WORDS = {"names": NAMES, "letters": LETTERS}
 
 TASKS: dict[str, Task] = {
-    "copy": Task(
-        ("copy the line {x}", "{x} : repeat this list", "say again in the same order {x}"),
-        _line(lambda _rng, line, _other, _place: line),
-        _same,
-        _set(NAMES),
-    ),
-    "reverse": Task(
-        ("reverse the line {x}", "{x} : list them backwards", "say from last to first {x}"),
-        _line(lambda _rng, line, _other, _place: line[::-1]),
-        _same,
-        _set(NAMES),
-    ),
-    "sort": Task(
-        ("sort the line {x}", "{x} : list them by name", "put in order of letters {x}"),
-        _line(lambda _rng, line, _other, _place: sorted(line)),
-        _same,
-        _set(NAMES),
-    ),
-    "shuffle": Task(
-        ("shuffle the line {x}", "{x} : list them in another order", "mix the order of {x}"),
-        _line(_shuffled),
-        _permuted,
-        _set(NAMES),
-    ),
-    "insert-index": Task(
-        (
-            "insert {a} at {i} in the line {x}",
-            "{x} : {a} joins at place {i}",
-            "let {a} in as number {i} of {x}",
-        ),
-        _line(_insert, places=1),
-        _same,
-        _set(NAMES),
-    ),
-    "insert-random": Task(
-        (
-            "insert {a} in the line {x}",
-            "{x} : {a} joins at any place",
-            "let {a} in anywhere in {x}",
-        ),
-        _line(_insert, places=1),
-        _one_of(_inserted),
-        _set(NAMES),
-    ),
-    "remove-index": Task(
-        (
-            "remove {i} from the line {x}",
-            "{x} : the one at place {i} leaves",
-            "drop number {i} of {x}",
-        ),
-        _line(_remove),
-        _same,
-        _set(NAMES),
-    ),
-    "remove-random": Task(
-        ("remove one from the line {x}", "{x} : one of them leaves", "drop any one of {x}"),
-        _line(_remove),
-        _one_of(_removed),
-        _set(NAMES),
-    ),
-    "replace-index": Task(
-        (
-            "replace {i} by {a} in the line {x}",
-            "{x} : {a} takes place {i}",
-            "put {a} for number {i} of {x}",
-        ),
-        _line(_replace),
-        _same,
-        _set(NAMES),
-    ),
-    "replace-random": Task(
-        (
-            "replace one by {a} in the line {x}",
-            "{x} : {a} takes any place",
-            "put {a} for any one of {x}",
-        ),
-        _line(_replace),
-        _one_of(_replaced),
-        _set(NAMES),
-    ),
-    "latin-square": Task(
-        ("fill a square with {x}", "{x} : write a latin square", "four rows and columns of {x}"),
-        _latin,
-        _grade_latin,
-        _set(LETTERS),
-    ),
-    "sudoku": Task(
-        ("solve {x}", "{x} : fill the gaps", "complete the grid {x}"),
-        _sudoku,
-        _same,
-        _set("1234"),
-    ),
-    "sums": Task(
-        ("add {x}", "{x} : give each total", "running totals of {x}"),
-        _sums,
-        _same,
-        _set("0123456789;"),
-    ),
-    "expression": Task(
-        ("write an expression of value {x}", "{x} : how to get it", "digits that give {x}"),
-        _expression,
-        _grade_expression,
-        _set("0123456789+-*()"),
-    ),
-    "brackets": Task(
-        (
-            "write {n} pairs of brackets {d} deep",
-            "{n} pairs : nest them {d} deep",
-            "balance {n} pairs with depth {d}",
-        ),
-        _brackets,
-        _grade_brackets,
-        _set("()[]"),
-    ),
+    name: Task(
+        tuple(_TOLD[name]["templates"]),
+        *drawn,
+        frozenset(_WORDS.get(_TOLD[name]["words"], _TOLD[name]["words"])),
+    )
+    for name, drawn in _DRAWN.items()
 }
 """Tasks by name."""
