@@ -141,7 +141,6 @@ def star_tuples(tree: ast.AST) -> Iterator[ast.Starred]:
 
 TWICE = {
     "Block": "rows of a target; a rule that verifies by blocks",
-    "Choice": "an answer in OpenAI's words; a tuned drafter",
     "Ops": "operations of models; of drafter networks",
     "Sampler": "of tokens; of canvases, as `--sampler` has it",
     "Threshold": "a rule for canvases; a tree expansion, both by that name",

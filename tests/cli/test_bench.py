@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command, one_line, press_in_step
 
-from paceline.measure import doctor, page
+from paceline.measure import doctor, page, report
 from paceline.measure.run import Record
 from paceline.registry.options import Options
 
@@ -295,7 +295,8 @@ def test_workloads_that_make_no_sense(
 def test_without_matplotlib_one_line_says_how_to_get_plots(
     command: Command, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "can_plot", lambda: False)
+    for module in (page, report):
+        monkeypatch.setattr(module, "can_plot", lambda: False)
     out = tmp_path / "out"
     outcome = command(*arguments(prompts, "--limit", "1", "--out", str(out)))
     assert outcome.code == 0

@@ -14,7 +14,7 @@ import pytest
 from tests.cli import fakes
 from tests.cli.conftest import Command, one_line, press_in_step
 
-from paceline.cli.output import Painter
+from paceline.cli.output import SourceColours
 from paceline.engine.engine import Engine
 from paceline.registry import loading
 from paceline.registry.assembly import DEFAULT_DRAFTER
@@ -140,7 +140,7 @@ def test_colour_changes_nothing_but_colour(command: Command) -> None:
 def test_the_painter_follows_text_that_is_held_back() -> None:
     tokenizer = fakes.loaded().tokenizer
     tokens = tokenizer.encode("the fox")
-    painter = Painter(tokenizer)
+    painter = SourceColours(tokenizer)
     sources = ["a", *([None] * (len(tokens) - 1))]
     assert painter.paint("", tokens, sources) == ""  # all of it held back
     text = painter.paint("the fox", [], [])

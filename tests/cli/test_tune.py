@@ -19,7 +19,7 @@ from tests.cli.conftest import Command, one_line
 from paceline.cli import tune as module
 from paceline.engine.engine import Engine
 from paceline.registry import tuned_choice as tuned
-from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Choice, Configuration
+from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Configuration, TunedChoice
 from paceline.tuning.space import DEFAULT, Space
 from paceline.tuning.tuner import Tuner, tune_kinds
 
@@ -131,7 +131,7 @@ def test_whatever_wins_here_is_a_configuration_that_runs(
     assert list(choices) == kinds
     for kind, choice in choices.items():
         found = result[kind]
-        assert choice == Choice(Configuration(**found["configuration"]), found["evidence"])
+        assert choice == TunedChoice(Configuration(**found["configuration"]), found["evidence"])
         assert all(row["prompts"] == 2 for row in found["evidence"]["finals"])
         temperature = 0.7 if kind == "sampled" else 0
         assert found["evidence"]["settings"]["temperature"] == temperature
@@ -141,7 +141,7 @@ def test_whatever_wins_here_is_a_configuration_that_runs(
 def test_tuning_one_kind_leaves_the_other_s_choice_alone(
     command: Command, prompts: Path, decided: None
 ) -> None:
-    kept = Choice(Configuration("prompt-lookup", "fixed", 5, 3), {})
+    kept = TunedChoice(Configuration("prompt-lookup", "fixed", 5, 3), {})
     tuned.write(fakes.loaded().place, "greedy", kept)
     assert command(*arguments(prompts, "--decoding", "sampled", "--time-limit", "20")).code == 0
     choices = tuned.read(fakes.loaded().place)
@@ -192,7 +192,7 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(
 def test_a_choice_once_saved_outlives_a_run_that_decides_nothing(
     command: Command, prompts: Path
 ) -> None:
-    choice = Choice(Configuration("recycling", "fixed", 5, 3), {})
+    choice = TunedChoice(Configuration("recycling", "fixed", 5, 3), {})
     tuned.write(fakes.loaded().place, "greedy", choice)
     command(*arguments(prompts, "--time-limit", "0.001"))
     assert tuned.read(fakes.loaded().place) == {"greedy": choice}
@@ -213,7 +213,7 @@ def test_there_is_nothing_to_explain_before_tuning(command: Command) -> None:
 
 
 def test_a_damaged_choice_is_named_and_set_aside(command: Command) -> None:
-    path = tuned.write(fakes.loaded().place, "greedy", Choice(Configuration("none"), {}))
+    path = tuned.write(fakes.loaded().place, "greedy", TunedChoice(Configuration("none"), {}))
     path.write_text("{")
     done = command("tune", "--explain")
     assert done.code == 2
@@ -280,5 +280,5 @@ def test_without_optuna_one_line_says_what_to_install(
     done = command(*arguments(prompts))
     assert one_line(done)
     assert done.err.endswith("pip install 'paceline[tune]'\n")
-    tuned.write(fakes.loaded().place, "greedy", Choice(Configuration("none"), {}))
+    tuned.write(fakes.loaded().place, "greedy", TunedChoice(Configuration("none"), {}))
     assert command("tune", "--forget").code == 0  # needs none

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from paceline.core.metrics import GenerationStats
-from paceline.measure import page as module
 from paceline.measure import report
-from paceline.measure.page import HINT, page
+from paceline.measure.page import HINT
+from paceline.measure.report import page
 from paceline.measure.run import Record, Run
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -192,7 +192,7 @@ def test_rows_without_time_are_no_points() -> None:
 def test_without_matplotlib_the_page_says_how_to_get_plots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "can_plot", lambda: False)
+    monkeypatch.setattr(report, "can_plot", lambda: False)
     made = Page(page(results()))
     assert "svg" not in made.tags
     assert HINT in made.text

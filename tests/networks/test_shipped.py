@@ -13,7 +13,7 @@ from tests.networks.cases import DRAFT_VOCABULARY, NETWORKS, module
 from tests.networks.runners import trained_of
 
 from paceline.cli.app import run
-from paceline.cli.output import shipped_lines
+from paceline.cli.methods import shipped_lines
 from paceline.errors import InvalidOption
 from paceline.networks.weights import (
     load_network,

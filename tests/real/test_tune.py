@@ -39,8 +39,8 @@ def test_text_under_what_was_tuned_is_plain_text(
     trained = space.everything["suffix-automaton>hydra, fixed 3x3"]
     plain = make_engine(loaded, drafter="none")
     for greedy, sampled in ((found or likely, likely), (trained, likely)):
-        tuned.write(loaded.place, "greedy", tuned.Choice(greedy, {}))
-        tuned.write(loaded.place, "sampled", tuned.Choice(sampled, {}))
+        tuned.write(loaded.place, "greedy", tuned.TunedChoice(greedy, {}))
+        tuned.write(loaded.place, "sampled", tuned.TunedChoice(sampled, {}))
         engine = make_engine(loaded)
         assert engine.config["auto"] == "tuned"
         for chosen, temperature in ((greedy, 0.0), (sampled, 0.5)):

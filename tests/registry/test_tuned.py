@@ -23,9 +23,11 @@ from paceline.registry import tuned_choice as tuned
 from paceline.registry.assembly import DEFAULT_DRAFTER
 from paceline.registry.loaded import Loaded
 from paceline.registry.loading import make_engine
-from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Choice, Configuration, Kind
+from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Configuration, Kind, TunedChoice
 
-CHOICE = Choice(Configuration("recycling", "fixed", 5, 3), {"why": "it is fast", "rows": [1, 2.5]})
+CHOICE = TunedChoice(
+    Configuration("recycling", "fixed", 5, 3), {"why": "it is fast", "rows": [1, 2.5]}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +41,7 @@ def loaded() -> Loaded:
     return fakes.loaded()
 
 
-def save(place: dict[str, object], choice: Choice, *kinds: Kind) -> Path:
+def save(place: dict[str, object], choice: TunedChoice, *kinds: Kind) -> Path:
     """Save a choice for the kinds of decoding that are named, or all."""
     return [tuned.write(place, kind, choice) for kind in kinds or TEMPERATURE_KINDS][-1]
 
@@ -223,7 +225,7 @@ def test_what_the_caller_gives_comes_before_what_was_tuned(
 
 
 def test_plain_decoding_can_be_the_choice(loaded: Loaded) -> None:
-    save(loaded.place, Choice(Configuration("none"), {}))
+    save(loaded.place, TunedChoice(Configuration("none"), {}))
     for given in ({}, {"nodes": 4}, {"controller": "cost-model"}):
         engine = make_engine(loaded, **given)
         assert isinstance(engine.decoder.drafter, NoDrafter)
@@ -246,7 +248,7 @@ TAKE_THE_DEFAULT = [
 @pytest.mark.parametrize("verifier", TAKE_THE_DEFAULT)
 def test_every_rule_that_takes_the_default_takes_the_choice(loaded: Loaded, verifier: str) -> None:
     for drafter in ("recycling", "suffix-decoding+recycling+cacheback"):
-        save(loaded.place, Choice(Configuration(drafter, "cost-model"), {}))
+        save(loaded.place, TunedChoice(Configuration(drafter, "cost-model"), {}))
         assert make_engine(loaded, verifier=verifier).config["auto"] == "tuned"
 
 
@@ -262,7 +264,7 @@ def test_the_choice_changes_no_token(loaded: Loaded, temperature: float) -> None
 
 # Kinds of decoding
 
-OTHER = Choice(Configuration("prompt-lookup", "fixed", 2, 2), {})
+OTHER = TunedChoice(Configuration("prompt-lookup", "fixed", 2, 2), {})
 LOOPS = {"max_new_tokens": 40, "ignore_eos": True, "seed": 3}
 
 
@@ -313,8 +315,8 @@ def test_a_rule_for_greedy_requests_follows_their_choice_alone(
 
 @pytest.mark.parametrize("controller", ["fixed", "cost-model"])
 def test_a_batch_of_both_kinds_is_what_each_would_be_alone(loaded: Loaded, controller: str) -> None:
-    save(loaded.place, Choice(Configuration("recycling", controller, 5, 3), {}), "greedy")
-    save(loaded.place, Choice(Configuration("prompt-lookup", controller, 7, 7), {}), "sampled")
+    save(loaded.place, TunedChoice(Configuration("recycling", controller, 5, 3), {}), "greedy")
+    save(loaded.place, TunedChoice(Configuration("prompt-lookup", controller, 7, 7), {}), "sampled")
     prompts = ["the quick fox", "12 34", "lazy dog", "x + 1"]
     temperatures = [0.0, 0.4, 0.0, 0.4]
     plain = make_engine(loaded, drafter="none")
@@ -346,7 +348,11 @@ def test_weights_that_have_gone_are_named_and_the_default_drafts(
     loaded: Loaded, kinds: tuple[Kind, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(loaded.place, OTHER)
-    save(loaded.place, Choice(Configuration("suffix-automaton>hydra", "fixed", 5, 3), {}), *kinds)
+    save(
+        loaded.place,
+        TunedChoice(Configuration("suffix-automaton>hydra", "fixed", 5, 3), {}),
+        *kinds,
+    )
     engine = make_engine(loaded, depth=3)  # by measured costs, drafts might not pay
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("paceline: warning: the tuned drafter 'suffix-automaton>hydra' cannot")

@@ -219,7 +219,7 @@ def _report(
     as_json: bool,
 ) -> None:
     from paceline.measure import report
-    from paceline.measure.page import HINT, can_plot, page
+    from paceline.measure.page import HINT, can_plot
 
     records = [store.records[index] for index in sorted(store.records)]
     results["resumed_after"] = store.resumed_after
@@ -235,7 +235,7 @@ def _report(
     ]
     results |= {"rows": table, "complete": complete, "remarks": notes}
     if out is not None:
-        store.finish(results, report.results_page(results), page(results))
+        store.finish(results, report.results_page(results), report.page(results))
         if not can_plot():
             remark(HINT)
     if as_json:

@@ -53,7 +53,6 @@ def methods(
     from paceline.measure import results
     from paceline.measure.kept import Kept
     from paceline.measure.machine import machine
-    from paceline.measure.page import render
     from paceline.registry import loading
 
     lines = bench.chosen(_words(only), _words(skip), given or [])
@@ -114,8 +113,7 @@ def methods(
     }
     text = f"# Methods on {loaded.source.name}\n\n" + results.table(bench.TITLES, table)
     if out is not None:
-        page = render("methods.html", about=about, titles=bench.TITLES, rows=table)
-        kept.finish(summary, text, page)
+        kept.finish(summary, text, bench.page(about, table))
         remark(f"results.json, results.md and report.html are in {out}")
     if record is not None:
         bench.record(record, about, table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import doctor_lines, print_json, remark
+from paceline.cli.output import print_json, remark
 from paceline.errors import InvalidOption, PacelineError
 from paceline.registry.options import Options
 from paceline.version import __version__
@@ -85,7 +86,7 @@ def doctor(
     if as_json:
         print_json(report)
     else:
-        for line in doctor_lines(report):
+        for line in _lines(report):
             typer.echo(line)
     if problem is not None:
         raise problem
@@ -199,3 +200,91 @@ def _fidelity(loaded: Loaded, model: str) -> dict[str, Any] | None:
         return fidelity_to_fp32(loaded, model)
     except PacelineError:  # a model or device without fp32
         return None
+
+
+def _lines(report: Mapping[str, Any]) -> list[str]:
+    """Format the report of `paceline doctor`, a line for each finding."""
+    machine, folder = report["machine"], report["cache"]
+    found = []
+    for package, version in report["versions"].items():
+        found.append((package, version or f"missing: pip install 'paceline[{package}]'"))
+    memory = "" if machine["memory_gib"] is None else f", {machine['memory_gib']} GiB"
+    found += [
+        ("machine", f"{machine['cpu']}, {machine['cores']} cores{memory}, {machine['system']}"),
+        ("cache", f"{folder['path']} ({folder['mib']} MiB)"),
+        ("runtime auto", report["auto_runtime"]),
+    ]
+    native = report["native"]
+    able = ", ".join(native["levels"])
+    found += [("instruction set", f"{native['level'] or 'no library'} (this processor: {able})")]
+    if native["library"]:
+        found.append(("native library", f"{native['library']}, by {native['compiler']}"))
+    if "fingerprint" in report:
+        prints = report["fingerprint"]
+        found.append(("fingerprint, built in", prints["built_in"]))
+        if "model" in prints:
+            of = prints["model"]
+            name = f"{of['name']}, {of['precision']}, {of['kv_precision']} cache"
+            found.append(("fingerprint, model", f"{of['sha256']} ({name})"))
+    if "model" in report:
+        model = report["model"]
+        exact = "bit-exact" if model["bit_exact"] else "exact up to near-ties"
+        found += [
+            (
+                "model",
+                f"{model['name']} on {model['runtime']} {model['device']}, {model['precision']}, "
+                f"{exact}, loaded in {model['load_seconds']:.1f} s",
+            ),
+        ]
+        if model["kv_precision"]:
+            size = model["kv_bytes_per_token"] / 1024
+            found.append(("key-value cache", f"{model['kv_precision']}, {size:.1f} KiB per token"))
+    if "c_n" in report:
+        found += [
+            ("plain forward", f"{report['forward_ms']:.1f} ms"),
+            ("c(n)", ", ".join(f"{n}: {c:.2f}" for n, c in report["c_n"].items())),
+        ]
+        for kind, value in report["noise_floor"].items():
+            text = "0 (bit-exact)" if value == 0 else f"{value:.2g}"
+            found.append((f"noise, {kind}", f"{text}, largest logit difference"))
+        if report["fidelity"]:
+            from paceline.measure.report import fidelity_text
+
+            figures, cache = report["fidelity"], model["kv_precision"]
+            cache = "" if cache in (None, "fp32") else f", {cache} cache,"
+            text = f"{fidelity_text(figures)} ({figures['tokens']} tokens)"
+            found.append((f"{model['precision']}{cache} against fp32", text))
+    width = max(len(label) for label, _ in found)
+    return [
+        *(f"{label:<{width}}  {text}" for label, text in found),
+        *_profile_lines(report.get("profile", {})),
+    ]
+
+
+def _profile_lines(profiles: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Format `StepProfile.as_dict` of several kinds of steps, by name."""
+    out: list[str] = []
+    for name, each in profiles.items():
+        rows = f"{each['rows']} row{'s' * (each['rows'] > 1)}"
+        out += [
+            "",
+            f"{name} step: {each['step_ms']:.2f} ms ({rows}, context {each['context']}, "
+            f"faster half of {2 * each['steps']} steps)",
+        ]
+        width = max(map(len, each["parts"]))
+        for part, figures in each["parts"].items():
+            out.append(f"  {part:<{width}}  {figures['ms']:8.3f} ms  {figures['share']:6.1%}")
+        total = each["closure"] * each["step_ms"]
+        out.append(f"  {'sum of the parts':<{width}}  {total:8.3f} ms  {each['closure']:6.1%}")
+        if each["counting_slowdown"] is not None:
+            out.append(
+                f"  counters changed the inference by {each['counting_slowdown']:+.1%}, and its "
+                f"nodes account for {each['covered_by_nodes']:.1%} of it; their times are scaled "
+                "to the inference without counters"
+            )
+        else:
+            out.append("  this runtime does not count the time of its nodes")
+    steps = [each["step_ms"] for each in profiles.values()]
+    if len(steps) == 2:
+        out += ["", f"a drafted step costs {steps[1] / steps[0]:.2f} plain ones"]
+    return out

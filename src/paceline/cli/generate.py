@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import (
-    Film,
-    Painter,
+    CanvasSteps,
+    Screen,
+    SourceColours,
     follow,
     interruptible,
     print_json,
@@ -22,14 +22,16 @@ from paceline.cli.output import (
     summary,
     telling,
     told,
-    write,
 )
-from paceline.core.cache import read_text
 from paceline.core.options import check_text, within
 from paceline.core.types import Denoising, SamplingParams
 from paceline.errors import InvalidOption, PromptError
+from paceline.models.grammar import constraint_of
 from paceline.registry import table as registry
 from paceline.registry.options import Options
+
+if TYPE_CHECKING:
+    from paceline.engine.engine import Event
 
 
 @o.spread_options
@@ -96,7 +98,7 @@ def generate(
     within("--first-of", first_of, 1, 1024)
     denoising = Denoising(ending=ending, steps=show_steps)  # type: ignore[arg-type]
     check_text("--system", system)
-    constrain = _constraint(json_schema, regex, grammar)
+    constrain = constraint_of(json_schema, regex, grammar)
     several = {
         "--temperature 0, the default": params.greedy,
         "--color": color,
@@ -117,65 +119,46 @@ def generate(
     asked.check()
     text = _read(prompt, raw)
 
-    from paceline.engine.engine import Event
-
     with telling(asked.model):
         engine, _ = o.load(replace(asked, max_batch=first_of))
     params = sampling.complete(params, engine)
-    denoise = None if denoising == Denoising() else denoising
-    film = Film(engine, live=not as_json) if show_steps else None
-    painter = Painter(engine.tokenizer) if color else None
-    shown = 0
-
-    def show(event: Event) -> None:
-        nonlocal shown
-        if film is not None:
-            film.show(event)
-            return
-        shown += len(event.text)
-        if painter is not None:
-            write(painter.paint(event.text, event.token_ids, event.sources))
-        elif event.text:
-            write(event.text)
-
+    steps = CanvasSteps(engine, live=not as_json) if show_steps else None
+    screen = Screen(SourceColours(engine.tokenizer) if color else None)
+    show = steps.show if steps is not None else _nothing if as_json else screen.show
+    given: dict[str, Any] = {"raw": raw, "system": system}
     found = None
     with interruptible() as interrupt:
         if first_of > 1:
+            search = registry.find("decoder", "first-finish").load()
             cancelled = partial(bool, interrupt)
-            first_finish = registry.find("decoder", "first-finish").load()
-            found = first_finish(
-                engine, text, first_of, params, interrupt=cancelled, raw=raw, system=system
-            )
+            found = search(engine, text, first_of, params, interrupt=cancelled, **given)
             completion = found.completion
         else:
-            constraint = None if constrain is None else constrain(engine)
-            given = {"raw": raw, "system": system, "constraint": constraint}
+            given["constraint"] = constrain and constrain(engine.grammar)
+            denoise = None if denoising == Denoising() else denoising
             request = engine.add(text, params, **given, denoising=denoise)
-            quiet = as_json and film is None
-            completion = follow(engine, request, interrupt, (lambda _: None) if quiet else show)
+            completion = follow(engine, request, interrupt, show)
     if as_json:
         config = {**engine.config, **asdict(params), "system": system, "raw": raw}
         report = _report(engine, completion, config)
-        if film is not None:
-            report["steps"] = film.steps
+        if steps is not None:
+            report["steps"] = steps.steps
         if found is not None:
             config["lossless"] = found.lossless
-            report["first_of"] = _samples(found)
+            report["first_of"] = found.as_dict()
         print_json(report)
     else:
-        if film is not None:
-            film.end()
-        write(completion.text[shown:] + "\n")
-        if painter is not None:
-            typer.echo(painter.legend(), err=True, color=True)
+        if steps is not None:
+            steps.end()
+        screen.end(completion.text)
         remark(summary(engine, completion))
         if found is not None:
-            remark(
-                f"sample {found.index + 1} of {first_of} (seed {found.seed}), {found.total_tokens} "
-                "tokens in all; lossy: favours short texts"
-            )
+            remark(found.told())
     if interrupt:
         raise typer.Exit(130)
+
+
+def _nothing(_: Event) -> None: ...
 
 
 def _read(prompt: str, raw: bool) -> str:
@@ -188,32 +171,6 @@ def _read(prompt: str, raw: bool) -> str:
     if not (text if raw else text.strip()):
         raise PromptError("the prompt is empty: give some text")
     return text
-
-
-def _constraint(
-    json_schema: str | None, regex: str | None, grammar: Path | None
-) -> Callable[[Any], Any] | None:
-    # What makes the constraint once there is an engine. Files are read at once.
-    if sum(each is not None for each in (json_schema, regex, grammar)) > 1:
-        raise InvalidOption("give one of --json-schema, --regex and --grammar")
-    check_text("--regex", regex)
-    if regex is not None:
-        return lambda engine: engine.grammar.regex(regex)
-    if json_schema is not None:
-        inline = json_schema.lstrip()[:1] in ("{", "[") or json_schema in ("true", "false")
-        schema = json_schema if inline else _file(Path(json_schema))
-        check_text("--json-schema", schema)
-        return lambda engine: engine.grammar.json_schema(schema)
-    if grammar is None:
-        return None
-    if grammar.suffix not in (".lark", ".gbnf"):
-        raise InvalidOption(f"--grammar takes FILE.lark or FILE.gbnf, not {grammar}")
-    rules = _file(grammar)
-    return lambda engine: getattr(engine.grammar, grammar.suffix[1:])(rules)
-
-
-def _file(path: Path) -> str:
-    return read_text(path, f"{path} cannot be read as a text file", "name another")
 
 
 def _report(engine: Any, completion: Any, config: dict[str, Any]) -> dict[str, Any]:
@@ -235,17 +192,6 @@ def _report(engine: Any, completion: Any, config: dict[str, Any]) -> dict[str, A
             for each in completion.logprobs
         ]
     return report
-
-
-def _samples(found: Any) -> dict[str, Any]:
-    return {
-        "index": found.index,
-        "seed": found.seed,
-        "samples": [
-            {"tokens": len(each.token_ids), "finish_reason": each.finish_reason}
-            for each in found.samples
-        ],
-    }
 
 
 def _entry(engine: Any, token: int, logprob: float) -> dict[str, Any]:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from paceline.engine.engine import Completion, Engine, Event
     from paceline.models.text import Tokenizer
-    from paceline.networks.weights import ShippedCard
     from paceline.training.run import TrainingRun
 
 
@@ -151,7 +150,7 @@ class _Remarks(logging.Handler):
         remark(record.getMessage())
 
 
-class Film:
+class CanvasSteps:
     """The canvas of a request as it fills: one line a step, or one line that changes."""
 
     def __init__(self, engine: Engine, *, live: bool) -> None:
@@ -191,7 +190,7 @@ class Film:
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 
 
-class Painter:
+class SourceColours:
     """Colours text that becomes final by the drafter of the token it came from.
 
     The engine may hold back characters (half characters, possible stop strings), so tokens are
@@ -228,6 +227,27 @@ class Painter:
         if source is None or not text:
             return text
         return typer.style(text, fg=self._colours[source])
+
+
+class Screen:
+    """The text of a request on standard output as it becomes final, in colours where asked."""
+
+    def __init__(self, colours: SourceColours | None = None) -> None:
+        self._colours = colours
+        self._shown = 0
+
+    def show(self, event: Event) -> None:
+        self._shown += len(event.text)
+        if self._colours is not None:
+            write(self._colours.paint(event.text, event.token_ids, event.sources))
+        elif event.text:
+            write(event.text)
+
+    def end(self, text: str) -> None:
+        """Write what is missing of the whole text, and say whose the colours are."""
+        write(text[self._shown :] + "\n")
+        if self._colours is not None:
+            typer.echo(self._colours.legend(), err=True, color=True)
 
 
 @contextmanager
@@ -327,155 +347,3 @@ def end(finished: bool, kept: bool = True) -> None:
         if kept:
             remark("interrupted: the same command goes on")
         raise typer.Exit(130)
-
-
-def doctor_lines(report: Mapping[str, Any]) -> list[str]:
-    """Format the report of `paceline doctor`, a line for each finding."""
-    machine, folder = report["machine"], report["cache"]
-    found = []
-    for package, version in report["versions"].items():
-        found.append((package, version or f"missing: pip install 'paceline[{package}]'"))
-    memory = "" if machine["memory_gib"] is None else f", {machine['memory_gib']} GiB"
-    found += [
-        ("machine", f"{machine['cpu']}, {machine['cores']} cores{memory}, {machine['system']}"),
-        ("cache", f"{folder['path']} ({folder['mib']} MiB)"),
-        ("runtime auto", report["auto_runtime"]),
-    ]
-    native = report["native"]
-    able = ", ".join(native["levels"])
-    found += [("instruction set", f"{native['level'] or 'no library'} (this processor: {able})")]
-    if native["library"]:
-        found.append(("native library", f"{native['library']}, by {native['compiler']}"))
-    if "fingerprint" in report:
-        prints = report["fingerprint"]
-        found.append(("fingerprint, built in", prints["built_in"]))
-        if "model" in prints:
-            of = prints["model"]
-            name = f"{of['name']}, {of['precision']}, {of['kv_precision']} cache"
-            found.append(("fingerprint, model", f"{of['sha256']} ({name})"))
-    if "model" in report:
-        model = report["model"]
-        exact = "bit-exact" if model["bit_exact"] else "exact up to near-ties"
-        found += [
-            (
-                "model",
-                f"{model['name']} on {model['runtime']} {model['device']}, {model['precision']}, "
-                f"{exact}, loaded in {model['load_seconds']:.1f} s",
-            ),
-        ]
-        if model["kv_precision"]:
-            size = model["kv_bytes_per_token"] / 1024
-            found.append(("key-value cache", f"{model['kv_precision']}, {size:.1f} KiB per token"))
-    if "c_n" in report:
-        found += [
-            ("plain forward", f"{report['forward_ms']:.1f} ms"),
-            ("c(n)", ", ".join(f"{n}: {c:.2f}" for n, c in report["c_n"].items())),
-        ]
-        for kind, value in report["noise_floor"].items():
-            text = "0 (bit-exact)" if value == 0 else f"{value:.2g}"
-            found.append((f"noise, {kind}", f"{text}, largest logit difference"))
-        if report["fidelity"]:
-            from paceline.measure.report import fidelity_text
-
-            figures, cache = report["fidelity"], model["kv_precision"]
-            cache = "" if cache in (None, "fp32") else f", {cache} cache,"
-            text = f"{fidelity_text(figures)} ({figures['tokens']} tokens)"
-            found.append((f"{model['precision']}{cache} against fp32", text))
-    width = max(len(label) for label, _ in found)
-    return [
-        *(f"{label:<{width}}  {text}" for label, text in found),
-        *profile_lines(report.get("profile", {})),
-    ]
-
-
-def profile_lines(profiles: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Format `StepProfile.as_dict` of several kinds of steps, by name."""
-    out: list[str] = []
-    for name, each in profiles.items():
-        rows = f"{each['rows']} row{'s' * (each['rows'] > 1)}"
-        out += [
-            "",
-            f"{name} step: {each['step_ms']:.2f} ms ({rows}, context {each['context']}, "
-            f"faster half of {2 * each['steps']} steps)",
-        ]
-        width = max(map(len, each["parts"]))
-        for part, figures in each["parts"].items():
-            out.append(f"  {part:<{width}}  {figures['ms']:8.3f} ms  {figures['share']:6.1%}")
-        total = each["closure"] * each["step_ms"]
-        out.append(f"  {'sum of the parts':<{width}}  {total:8.3f} ms  {each['closure']:6.1%}")
-        if each["counting_slowdown"] is not None:
-            out.append(
-                f"  counters changed the inference by {each['counting_slowdown']:+.1%}, and its "
-                f"nodes account for {each['covered_by_nodes']:.1%} of it; their times are scaled "
-                "to the inference without counters"
-            )
-        else:
-            out.append("  this runtime does not count the time of its nodes")
-    steps = [each["step_ms"] for each in profiles.values()]
-    if len(steps) == 2:
-        out += ["", f"a drafted step costs {steps[1] / steps[0]:.2f} plain ones"]
-    return out
-
-
-def shipped_lines(cards: Sequence[ShippedCard]) -> list[str]:
-    """Format the cards of shipped weights, a line for each fact."""
-    out: list[str] = []
-    for card in cards:
-        found = [(label, text) for label, text in _entries(card) if text]
-        width = max(len(label) for label, _ in found)
-        large = card.bytes >= 2**20
-        size = f"{card.bytes / 2**20:.1f} MiB" if large else f"{card.bytes / 2**10:.1f} KiB"
-        out += ["", f"{card.file}  ({size})"]
-        out += [f"  {label:<{width}}  {text}" for label, text in found]
-    return out[1:]
-
-
-def _entries(card: ShippedCard) -> list[tuple[str, str]]:
-    # A text is empty where the file does not say it.
-    given = card.metadata
-    settings = ", ".join(f"{key} {value}" for key, value in card.settings.items())
-    drafts = "" if card.draft_vocabulary is None else f", {card.draft_vocabulary} draft tokens"
-    return [
-        ("what", f"{card.kind}: {settings}" if settings else card.kind),
-        ("size", f"{card.parameters} parameters{drafts}"),
-        ("target", f"{given.get('model_name', 'unknown')} ({given.get('model', 'unknown')})"),
-        ("trained on", _seen(card)),
-        ("held out", _held_out(card)),
-        ("command", str(given.get("command", ""))),
-        ("text from", str(given.get("data_command", ""))),
-        ("before that", str(given.get("from_command", ""))),
-        ("data", _data(given.get("data"))),
-    ]
-
-
-def _seen(card: ShippedCard) -> str:
-    given = card.metadata
-    if "tokens" in given:
-        return f"{given['tokens']} tokens, repeats counted"
-    if "prompts_labelled" in given:
-        return f"{given['prompts_labelled']} prompts (digest {given.get('prompts', 'unknown')})"
-    return ""
-
-
-def _held_out(card: ShippedCard) -> str:
-    given = card.metadata
-    if "block_efficiency" in given:
-        return f"block efficiency {float(given['block_efficiency']):.3f}"
-    figures = given.get("held_out")
-    if not isinstance(figures, dict):
-        return ""
-    shares = {name.replace("_", " "): _share(each) for name, each in figures.items()}
-    said = ", ".join(f"{name} {share}" for name, share in shares.items() if share)
-    return f"{figures.get('examples', 'some')} examples: {said}"
-
-
-def _share(figure: Any) -> str:
-    if isinstance(figure, dict):
-        return f"{figure['value']:.3f} ({figure['low']:.3f} to {figure['high']:.3f})"
-    return f"{figure:.3f}" if isinstance(figure, float) else ""
-
-
-def _data(settings: Any) -> str:
-    if not isinstance(settings, dict):
-        return ""
-    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in settings.items())

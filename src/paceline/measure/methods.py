@@ -15,6 +15,7 @@ from paceline.errors import InvalidOption, PacelineError
 from paceline.measure import report, results
 from paceline.measure.agent import Dialogues
 from paceline.measure.claims import Claim, lines, told
+from paceline.measure.page import Table, render
 from paceline.measure.prompts import BUILT_IN, BenchPrompt, spread
 from paceline.measure.run import Record, read_alike, run, warm_up
 from paceline.networks.weights import read_metadata, shipped_file
@@ -308,6 +309,17 @@ def _temperature(line: Claim, cell: Measurement) -> float:
 def _folders(text: str) -> str:
     """Return a text without the folders of the files that its options name."""
     return re.sub(r"=[^,\s]*/", "=", text)
+
+
+def page(about: Mapping[str, Any], of: Sequence[Sequence[str]]) -> str:
+    """Return report.html, whose table can be sorted and searched."""
+    draft = f"; draft model {about['draft_model']}" if about["draft_model"] else ""
+    here = about["machine"]
+    told = (
+        f"{here['cpu']}, {here['cores']} cores; {about['limit']} prompts of "
+        f"{about['max_new_tokens']} tokens{draft}."
+    )
+    return render(f"Methods on {about['model']}", [told], [Table("", TITLES, of)], sortable=True)
 
 
 def record(path: Path, about: Mapping[str, Any], of: Sequence[Sequence[str]]) -> None:

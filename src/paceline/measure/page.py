@@ -1,16 +1,32 @@
-"""A bench as one HTML page that needs nothing else: plots, table, settings."""
+"""A report as one HTML page that needs nothing else: facts, figures, tables, settings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
-from paceline.measure import report
-
 HINT = "report.html has no plots: pip install 'paceline[report]'"
+
+
+class Plot(NamedTuple):
+    """A plot below its title, with a text below it."""
+
+    title: str
+    svg: str
+    text: str = ""
+
+
+class Table(NamedTuple):
+    """A table below its title and a text; rows numbered in `strong` stand out."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    text: str = ""
+    strong: Collection[int] = ()
 
 
 def can_plot() -> bool:
@@ -18,8 +34,24 @@ def can_plot() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def render(template: str, **values: Any) -> str:
-    """Render a template of this folder."""
+def render(
+    title: str,
+    facts: Sequence[str],
+    tables: Sequence[Table],
+    *,
+    notes: Sequence[str] = (),
+    figures: Sequence[Plot] = (),
+    conditions: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    sortable: bool = False,
+) -> str:
+    """Return the page.
+
+    Args:
+        facts, notes: paragraphs below the title; notes stand out.
+        conditions, settings: what the figures hold for, at the end.
+        sortable: the table can be sorted and searched, by a script in the page.
+    """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("paceline.measure", ""),
         autoescape=True,
@@ -27,56 +59,13 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    return environment.get_template(template).render(**values)
-
-
-def page(results: Mapping[str, Any]) -> str:
-    """Render the page of what results.json holds."""
-    rows, plots_possible = results["rows"], can_plot()
-    return render(
-        "page.html",
-        results=results,
-        settings=report.settings(results),
-        titles=report.titles(),
-        rows=[(row, report.cells(row)) for row in rows],
-        place=report.place(results),
-        facts=report.facts(results),
-        figures=_figures(rows, results["c_n"]) if plots_possible else [],
-        hint=None if plots_possible else HINT,
+    return environment.get_template("page.html").render(
+        title=title,
+        facts=facts,
+        notes=notes,
+        figures=figures,
+        tables=tables,
+        conditions=conditions,
+        settings=settings or {},
+        sortable=sortable,
     )
-
-
-def _figures(
-    rows: Sequence[Mapping[str, Any]], curve: Mapping[int, float]
-) -> list[tuple[str, str, str]]:
-    from paceline.measure import plots
-
-    shown = plots.methods(rows)
-    if not shown:
-        return []
-    return [
-        (
-            "Speed-up by method and category",
-            "Tokens per second of decoding over those of plain decoding, prefill excluded. Left "
-            "of the line a method loses. Bars: 90% interval over prompts.",
-            plots.speedups(shown),
-        ),
-        (
-            "Acceptance by depth",
-            "Of the drafts that reach a depth, the share whose accepted path reaches it too. Few "
-            "drafts are deep, so the right-hand end rests on few cases.",
-            plots.acceptance(shown),
-        ),
-        (
-            "Cost of a forward and operating points",
-            "Line: time of a forward over n rows, in units of one over a single row. Each method "
-            "stands at its mean rows per forward and sequence: hollow its cost on the line, "
-            "filled its tokens per forward. Filled over hollow is its gain before drafting time.",
-            plots.costs(shown, curve),
-        ),
-        (
-            "Draft cost against block efficiency",
-            "Up and left is better. No method beats one on the line in both.",
-            plots.pareto(shown),
-        ),
-    ]

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.measure.page import HINT, can_plot, render
+from paceline.measure.page import HINT, Plot, Table, can_plot, render
 from paceline.measure.results import table
 
-TITLES = (
-    "sampler",
-    "batch",
-    "right",
-    "± seeds",
-    "tokens per forward",
-    "forwards",
-    "positions",
-    "ms",
-    "KL",
+TITLES = tuple(
+    [
+        "sampler",
+        "batch",
+        "right",
+        "± seeds",
+        "tokens per forward",
+        "forwards",
+        "positions",
+        "ms",
+        "KL",
+    ]
 )
+FORMS = ("task", "names", "right", "total correlation (nats)")
 
 
 def cells(row: Mapping[str, Any], spread: Mapping[str, float]) -> list[str]:
@@ -74,7 +77,7 @@ def results_page(results: Mapping[str, Any]) -> str:
             [[name, batch, *mine] for (name, batch), mine in shares.items()],
         ),
         "What an ideal model of the marginals does in one step at temperature 1:\n",
-        table(["task", "names", "right", "total correlation (nats)"], results["closed_forms"]),
+        table(FORMS, results["closed_forms"]),
     ]
     return "\n".join(parts)
 
@@ -97,14 +100,24 @@ def page(results: Mapping[str, Any]) -> str:
             points = [(r["setting"], r["batch"], r[x], r[y]) for r in results["rows"]]
             shown = [point for point in points if point[3] is not None]
             if shown:
-                figures.append((title, plots.scatter(title, shown, along, up)))
+                figures.append(Plot(title, plots.scatter(title, shown, along, up)))
+    forms = [
+        (name, n, f"{chance:.4f}", f"{nats:.3f}")
+        for name, n, chance, nats in results["closed_forms"]
+    ]
     return render(
-        "parallel.html",
-        about=results["about"],
-        facts=facts(results),
-        titles=TITLES,
-        rows=[cells(row, results["spread"]) for row in results["rows"]],
+        f"Parallel decoding of {results['about']['model']}",
+        facts(results),
+        [
+            Table("Figures", TITLES, [cells(row, results["spread"]) for row in results["rows"]]),
+            Table(
+                "What an ideal model of the marginals does in one step",
+                FORMS,
+                forms,
+                "No sampler that fills all places at once has a KL divergence below the total "
+                "correlation.",
+            ),
+        ],
+        notes=[] if can_plot() else [HINT],
         figures=figures,
-        forms=results["closed_forms"],
-        hint=None if can_plot() else HINT,
     )

@@ -1,4 +1,4 @@
-"""Bench results: rows with speed-ups, tables, remarks, results.md, the directory of a run."""
+"""Bench results: rows with speed-ups, remarks, results.md, report.html, the directory of a run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.core.metrics import GenerationStats
 from paceline.measure.kept import Kept
+from paceline.measure.page import HINT, Plot, Table, can_plot, render
 from paceline.measure.results import table
 from paceline.measure.run import Record
 
@@ -225,6 +226,60 @@ def results_page(results: Mapping[str, Any]) -> str:
     lines = "\n".join(f"- {line}" for line in [*facts(results), *results["remarks"]])
     shown = table(titles(), [cells(row) for row in results["rows"]])
     return f"# Bench\n\n{conditions}\n\n{place(results)}\n\n{shown}\n{lines}\n"
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """Return report.html, of what results.json holds; without matplotlib it has no plots."""
+    given, found, plotted = results["settings"], results["rows"], can_plot()
+    strong = [place for place, row in enumerate(found) if row["category"] == "all"]
+    figures = Table("Figures", titles(), [cells(row) for row in found], strong=strong)
+    nothing = [] if found else ["No prompt was finished: there is nothing to show."]
+    return render(
+        f"Bench of {given['model']}",
+        [
+            f"{given['runtime']}, {given['precision']}, {place(results)}. Methods: "
+            f"{', '.join(given['drafters'])}."
+        ],
+        [figures] if found else [],
+        notes=[*results["remarks"], *([] if plotted else [HINT]), *nothing],
+        figures=_plots(found, results["c_n"]) if plotted else [],
+        conditions=facts(results),
+        settings=settings(results),
+    )
+
+
+def _plots(rows: Sequence[Row], curve: Mapping[int, float]) -> list[Plot]:
+    from paceline.measure import plots
+
+    shown = plots.methods(rows)
+    if not shown:
+        return []
+    return [
+        Plot(
+            "Speed-up by method and category",
+            plots.speedups(shown),
+            "Tokens per second of decoding over those of plain decoding, prefill excluded. Left "
+            "of the line a method loses. Bars: 90% interval over prompts.",
+        ),
+        Plot(
+            "Acceptance by depth",
+            plots.acceptance(shown),
+            "Of the drafts that reach a depth, the share whose accepted path reaches it too. Few "
+            "drafts are deep, so the right-hand end rests on few cases.",
+        ),
+        Plot(
+            "Cost of a forward and operating points",
+            plots.costs(shown, curve),
+            "Line: time of a forward over n rows, in units of one over a single row. Each method "
+            "stands at its mean rows per forward and sequence: hollow its cost on the line, "
+            "filled its tokens per forward. Filled over hollow is its gain before drafting time.",
+        ),
+        Plot(
+            "Draft cost against block efficiency",
+            plots.pareto(shown),
+            "Up and left is better. No method beats one on the line in both.",
+        ),
+    ]
 
 
 _RESUMED = "resumed_after"

@@ -9,10 +9,12 @@ from copy import copy
 from decimal import Decimal
 from functools import cached_property, lru_cache, partial
 from itertools import groupby, takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from paceline.core.cache import read_text
 from paceline.core.options import check_text
 from paceline.core.types import BoolArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
@@ -483,3 +485,34 @@ _quoted = _json_text
 
 def _one_line(message: str, most: int = 300) -> str:
     return " ".join(message.split("<state>")[0].split())[:most]
+
+
+def constraint_of(
+    json_schema: str | None, regex: str | None, grammar: Path | None
+) -> Callable[[Grammars], Grammar] | None:
+    """Return what makes the constraint of `--json-schema`, `--regex` or `--grammar`, or None.
+
+    Files are read at once; InvalidOption if one cannot be, or if there are several options.
+    """
+    if sum(each is not None for each in (json_schema, regex, grammar)) > 1:
+        raise InvalidOption("give one of --json-schema, --regex and --grammar")
+    check_text("--regex", regex)
+    if regex is not None:
+        return lambda grammars: grammars.regex(regex)
+    if json_schema is not None:
+        inline = json_schema.lstrip()[:1] in ("{", "[") or json_schema in ("true", "false")
+        schema = json_schema if inline else _file(Path(json_schema))
+        check_text("--json-schema", schema)
+        return lambda grammars: grammars.json_schema(schema)
+    if grammar is None:
+        return None
+    if grammar.suffix not in (".lark", ".gbnf"):
+        raise InvalidOption(f"--grammar takes FILE.lark or FILE.gbnf, not {grammar}")
+    rules = _file(grammar)
+    return lambda grammars: (
+        grammars.lark(rules) if grammar.suffix == ".lark" else grammars.gbnf(rules)
+    )
+
+
+def _file(path: Path) -> str:
+    return read_text(path, f"{path} cannot be read as a text file", "name another")

@@ -46,7 +46,7 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TunedChoice:
     configuration: Configuration
     evidence: Mapping[str, Any]
 
@@ -57,7 +57,7 @@ def path_of(place: Mapping[str, object]) -> Path:
     return cache_dir() / "tuned" / f"{name}.json"
 
 
-def read(place: Mapping[str, object]) -> dict[Kind, Choice]:
+def read(place: Mapping[str, object]) -> dict[Kind, TunedChoice]:
     """Return the saved choices by kind; a file that does not fit is set aside with a warning."""
     path = path_of(place)
     try:
@@ -77,7 +77,7 @@ def read(place: Mapping[str, object]) -> dict[Kind, Choice]:
         return {}
 
 
-def write(place: Mapping[str, object], kind: Kind, choice: Choice) -> Path:
+def write(place: Mapping[str, object], kind: Kind, choice: TunedChoice) -> Path:
     """Save a choice and return its file; ModelError if the cache cannot be written."""
     path = path_of(place)
     choices = {each: asdict(known) for each, known in {**read(place), kind: choice}.items()}
@@ -106,7 +106,7 @@ def _origin(place: Mapping[str, object]) -> dict[str, Any]:
     return {"format": _FORMAT, "version": __version__, "place": held}
 
 
-def _checked(content: Any, place: Mapping[str, object]) -> dict[Kind, Choice]:
+def _checked(content: Any, place: Mapping[str, object]) -> dict[Kind, TunedChoice]:
     digest = content.pop("digest") if isinstance(content, dict) else None
     if digest is None or digest != _digest(content):
         raise ValueError("it is damaged or no tuned choice")
@@ -121,13 +121,13 @@ def _checked(content: Any, place: Mapping[str, object]) -> dict[Kind, Choice]:
     }
 
 
-def _choice(content: Mapping[str, Any]) -> Choice:
+def _choice(content: Mapping[str, Any]) -> TunedChoice:
     configuration = Configuration(**content["configuration"])
     for drafter in parse(configuration.drafter, "drafter").names:
         registry.find("drafter", drafter)  # a plugin may be gone by now
     if configuration.controller != "auto":
         registry.find("controller", parse(configuration.controller, "controller").name)
-    return Choice(configuration, content["evidence"])
+    return TunedChoice(configuration, content["evidence"])
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from paceline.measure.machine import machine
 from paceline.measure.report import Row, aligned
 from paceline.measure.run import Stopped
 from paceline.registry import tuned_choice as tuned
-from paceline.registry.tuned_choice import Choice, Configuration, Kind
+from paceline.registry.tuned_choice import Configuration, Kind, TunedChoice
 from paceline.tuning.space import DEFAULT, PLAIN, Evidence, Track
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def why(chosen: str, finals: Sequence[Row]) -> str:
     )
 
 
-def explanation(kind: Kind, choice: Choice) -> list[str]:
+def explanation(kind: Kind, choice: TunedChoice) -> list[str]:
     """Return the explanation of a choice for one decoding kind."""
     told = choice.evidence
     place, settings, machine = told["place"], told["settings"], told["machine"]
@@ -311,7 +311,7 @@ class Outcome:
     """Result of a task; `choice` is None if too little was measured."""
 
     tuner: Tuner
-    choice: Choice | None = None
+    choice: TunedChoice | None = None
     path: Path | None = None
 
 
@@ -345,6 +345,8 @@ def tune_kinds(
         outcome = outcomes[kind] = Outcome(tuner)
         for found in tuner.run():
             if found is not None:
-                outcome.choice = Choice(found, evidence(loaded, tuner, task.settings, found.name))
+                outcome.choice = TunedChoice(
+                    found, evidence(loaded, tuner, task.settings, found.name)
+                )
                 outcome.path = tuned.write(loaded.place, kind, outcome.choice)
     return outcomes

@@ -37,6 +37,21 @@ class FirstFinish:
     def total_tokens(self) -> int:
         return sum(len(each.token_ids) for each in self.samples)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return figures of the search for `--json`."""
+        samples = [
+            {"tokens": len(each.token_ids), "finish_reason": each.finish_reason}
+            for each in self.samples
+        ]
+        return {"index": self.index, "seed": self.seed, "samples": samples}
+
+    def told(self) -> str:
+        """Say in a line which sample won."""
+        return (
+            f"sample {self.index + 1} of {len(self.samples)} (seed {self.seed}), "
+            f"{self.total_tokens} tokens in all; lossy: favours short texts"
+        )
+
 
 @described(
     "lossy: of several samples the first to end, so short texts are favoured",
