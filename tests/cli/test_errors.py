@@ -74,14 +74,14 @@ def test_numbers_that_nothing_counts_with(line: str, command: Command) -> None:
 
 
 RECIPES = {
-    "train drafter hydra --prompt-weight -1": "prompt weight must be 0 or more",
-    "train drafter hydra --rate 0": "matrix rate must be more than 0",
-    "train drafter hydra --batch-tokens 0": "batch tokens must be 1 or more",
+    "train drafter hydra --prompt-weight -1": "--prompt-weight must be 0 or more",
+    "train drafter hydra --rate 0": "--rate must be more than 0",
+    "train drafter hydra --batch-tokens 0": "--batch-tokens must be 1 or more",
     "train denoiser full --layers 0": "layers must be 1 or more",
     "train denoiser full --width 0": "width must be 1 or more",
     "train denoiser full --ffn -1": "ffn must be 1 or more",
-    "train denoiser full --corrupt 2": "corrupt must be 0 to 1",
-    "train denoiser full --matrix-rate -1": "matrix rate must be more than 0",
+    "train denoiser full --corrupt 2": "--corrupt must be in [0, 1]",
+    "train denoiser full --matrix-rate -1": "--matrix-rate must be more than 0",
     "train denoiser full --seed -1": "--seed must be 0 or more",
     "train experts top-k --width 0": "width must be 1 or more",
     "train experts top-k --inner 0": "inner must be 1 or more",

@@ -28,13 +28,14 @@ from paceline.training import run as module
 from paceline.training.chains import Chains, Read
 from paceline.training.data import Shards, Text
 from paceline.training.denoisers.text import (
-    TextRecipe,
-    TextTraining,
-    Trunk,
+    TextDenoiserTask,
     free_token,
     of_draft_lm,
     of_target,
 )
+from paceline.training.denoisers.text import trunk as made
+from paceline.training.model import TrainableModel
+from paceline.training.recipe import TextDenoiserRecipe
 
 PROMPT = "the quick brown fox"
 
@@ -58,10 +59,10 @@ def arguments(model: Path, data: Path, out: Path, *more: str) -> tuple[str, ...]
     return ("train", "denoiser", "text", *names, *sizes.split(), "--threads", "1", *more)
 
 
-def trunk(model: Path) -> Trunk:
+def trunk(model: Path) -> TrainableModel:
     source = resolve(str(model))
     weights = source.weights()
-    return Trunk(source.config, weights, of_target(source.config, weights, 2))
+    return made(source.config, weights, of_target(source.config, weights, 2))
 
 
 def test_it_borrows_learns_and_drafts_with_the_text_of_plain_decoding(
@@ -169,7 +170,7 @@ def test_it_begins_as_a_draft_lm(command: Command, model: Path, data: Path, tmp_
         both = np.concatenate([begin[f"layers.{index}.{name}"] for name in names])
         np.testing.assert_array_equal(both, given[f"layer.{index}.{part}"])
     np.testing.assert_array_equal(begin["layers.1.o"], given["layer.1.o.residual"])
-    own = Trunk(source.config, source.weights(), begin)
+    own = made(source.config, source.weights(), begin)
     assert set(own.own) == set(trunk(model).own)
     done = command(*arguments(model, data, tmp_path / "denoiser", "--from", str(path)))
     assert done.code == 0, done.err
@@ -179,9 +180,9 @@ def test_it_begins_as_a_draft_lm(command: Command, model: Path, data: Path, tmp_
 
 
 def test_near_places_weigh_more_and_groups_are_of_every_size(model: Path, data: Path) -> None:
-    recipe = TextRecipe(3, depth=3, groups=4, decay=0.0, precision="fp32")
+    recipe = TextDenoiserRecipe(mask=3, depth=3, groups=4, decay=0.0, training_precision="fp32")
     texts = Shards(data).read()
-    run = TextTraining(trunk(model), texts, recipe)
+    run = TextDenoiserTask(trunk(model), texts, recipe, str(model))
     sizes = set()
     genuine = run._said
 
@@ -199,8 +200,7 @@ def test_near_places_weigh_more_and_groups_are_of_every_size(model: Path, data: 
 
     run._said = said  # type: ignore[assignment, method-assign]
     for step in range(20):
-        run.step = step
-        [(_, loss)] = run.losses(texts[:2])
+        [(_, loss)] = run.losses(texts[:2], step)
         # A decay of 0 leaves the first place alone.
         assert loss == pytest.approx(float(said.first), rel=1e-5)  # type: ignore[attr-defined]
     assert sizes == {1, 2, 3}

@@ -34,19 +34,20 @@ from paceline.networks.weights import Trained, save_network
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.acceptance import (
     AcceptanceModule,
-    AcceptanceTraining,
+    AcceptanceTask,
     HeadQuality,
-    HeadRecipe,
     drafted_states,
 )
 from paceline.training.batches import FeatureSource
 from paceline.training.data import Text
 from paceline.training.module import restore_module
+from paceline.training.recipe import HeadRecipe
+from paceline.training.run import TrainingRun
 
 __all__ = ["target", "texts"]
 
 STEPPING = [name for name, make in NETWORKS.items() if make().width == 1 and make().steps > 1]
-RECIPE = HeadRecipe(2000, 200, inner=16)
+RECIPE = HeadRecipe(tokens=2000, batch_tokens=200, inner=16)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -107,7 +108,8 @@ def test_what_teaches_are_own_tokens_behind_true_ones(name: str) -> None:
 
 
 def test_both_forms_of_a_head_say_the_same() -> None:
-    head = AcceptanceModule(torch.arange(1.0, 7), replace(RECIPE, blocks=2))
+    recipe, drawn = replace(RECIPE, blocks=2), torch.Generator().manual_seed(0)
+    head = AcceptanceModule(torch.arange(1.0, 7), recipe, drawn)
     with torch.no_grad():
         for each in head.parameters():
             each += 0.3 * torch.randn(each.shape, generator=torch.Generator().manual_seed(1))
@@ -123,14 +125,14 @@ def hydra(target: TorchTarget, texts: list[Text]) -> Trained:
     run = trainer(target, texts, tokens=3000)
     for _ in run.run():
         pass
-    ids = np.flatnonzero(run._places.numpy() >= 0)
-    return Trained(run.network, run.parameters(), ids, {"model": "fingerprint"})
+    ids = np.flatnonzero(run.task._places.numpy() >= 0)
+    return Trained(run.task.network, run.task.parameters(), ids, {"model": "fingerprint"})
 
 
 def trained_head(*parts: Any) -> tuple[AcceptanceHead, HeadQuality]:
-    run = AcceptanceTraining(*parts)
+    run = TrainingRun(AcceptanceTask(*parts))
     list(run.run())
-    return run.result(), run.judge()
+    return run.task.result(), run.task.judge()
 
 
 def test_a_head_that_is_cut_ends_like_one_that_is_not(
@@ -140,17 +142,17 @@ def test_a_head_that_is_cut_ends_like_one_that_is_not(
     given = restore_module(hydra, source), texts[:36], texts[36:], FeatureSource(target)
     parts = *given, hydra.draft_ids, RECIPE, {"weights": "hydra"}
     whole, place = trained_head(*parts), tmp_path / "a.checkpoint"
-    cut = AcceptanceTraining(*parts, checkpoint_at=place)
+    cut = TrainingRun(AcceptanceTask(*parts), place)
     for report in cut.run():
         if report.step == 3:
             break
     cut.save()
-    resumed = AcceptanceTraining(*parts, checkpoint_at=place)
+    resumed = TrainingRun(AcceptanceTask(*parts), place)
     assert 3 == resumed.step < resumed.steps
     list(resumed.run())
     for name, value in whole[0].parameters.items():
-        assert np.array_equal(value, resumed.result().parameters[name]), name
-    assert resumed.judge().auc == whole[1].auc
+        assert np.array_equal(value, resumed.task.result().parameters[name]), name
+    assert resumed.task.judge().auc == whole[1].auc
 
 
 def test_a_head_learns_what_is_accepted_and_stops_drafts(

@@ -16,25 +16,21 @@ from paceline.cli.app import run
 from paceline.denoising.samplers.learned_filter import Filter
 from paceline.errors import InvalidOption
 from paceline.measure import parallel_tasks
-from paceline.training.denoisers.confidence_filter import (
-    ConfidenceFilter,
-    collect,
-    fit,
-    judge,
-    replay,
-    save_filter,
-)
+from paceline.training.denoisers.confidence_filter import FilterTask, collect, replay
 from paceline.training.denoisers.decode import decode
-from paceline.training.denoisers.module import DenoiserModule, DenoiserRecipe
+from paceline.training.denoisers.files import denoiser
 from paceline.training.denoisers.rows import text_of, vocabulary
+from paceline.training.model import TrainableModel
+from paceline.training.recipe import DenoiserRecipe, FilterRecipe
+from paceline.training.run import TrainingRun
 
 IDS = vocabulary()
 
 
 @pytest.fixture(scope="module")
-def network() -> DenoiserModule:
-    shape = DenoiserRecipe("full", width=32, layers=1, head=16, ffn=32)
-    return DenoiserModule(shape, len(IDS), torch.Generator().manual_seed(2))
+def network() -> TrainableModel:
+    shape = DenoiserRecipe(width=32, layers=1, head=16, ffn=32)
+    return denoiser(shape, torch.Generator().manual_seed(2))
 
 
 def prompts() -> list[np.ndarray]:
@@ -42,7 +38,7 @@ def prompts() -> list[np.ndarray]:
     return [text.tokens[: text.prompt_length] for text in texts]
 
 
-def test_an_answer_of_its_own_is_replayed_in_fewer_forwards(network: DenoiserModule) -> None:
+def test_an_answer_of_its_own_is_replayed_in_fewer_forwards(network: TrainableModel) -> None:
     # One token per forward, the surest first and within a block: what a replay follows.
     answers = []
     for prompt in prompts():
@@ -57,7 +53,7 @@ def test_an_answer_of_its_own_is_replayed_in_fewer_forwards(network: DenoiserMod
     assert right[: len(answers)][np.arange(len(answers)), first.argmax(1)].all()
 
 
-def test_a_strange_answer_takes_a_forward_per_token(network: DenoiserModule) -> None:
+def test_a_strange_answer_takes_a_forward_per_token(network: TrainableModel) -> None:
     answers = [np.full(8, IDS["Tibe"]) for _ in prompts()]
     seen, right = replay(network, prompts(), answers, 4)
     hidden = (seen < 1).sum(1)
@@ -70,38 +66,42 @@ def test_the_filter_learns_a_rule_of_confidences() -> None:
     rng = np.random.default_rng(0)
     seen = rng.uniform(0.2, 0.999, (512, 4))
     right = seen > 0.7
-    learned = fit((seen, right), hidden=16, steps=2000)
+    task = FilterTask(FilterRecipe(hidden=16, steps=2000), (seen, right), (seen, right))
+    for _ in TrainingRun(task).run():
+        pass
     with torch.no_grad():
-        scores = learned(torch.from_numpy(seen).float()).numpy()
+        scores = task.module(torch.from_numpy(seen).float()).numpy()
     assert ((scores > 0) == right).mean() > 0.9
 
 
 def test_files_hold_what_the_filter_computes(tmp_path: Path) -> None:
-    network = ConfidenceFilter(4, 4, 3)
-    save_filter(tmp_path / "filter.safetensors", network, {"block": "4"})
+    nothing = np.ones((1, 4)), np.ones((1, 4), bool)
+    task = FilterTask(FilterRecipe(seed=3), nothing, nothing)
+    task.save(tmp_path / "filter.safetensors", {"block": "4"})
     held = load_file(tmp_path / "filter.safetensors")
     seen = np.random.default_rng(0).random((5, 4)).astype(np.float32)
     inner = np.maximum(seen @ held["in.weight"].T + held["in.bias"], 0)
     scores = inner @ held["out.weight"].T + held["out.bias"]
     with torch.no_grad():
-        np.testing.assert_allclose(network(torch.from_numpy(seen)).numpy(), scores, atol=1e-6)
+        np.testing.assert_allclose(task.module(torch.from_numpy(seen)).numpy(), scores, atol=1e-6)
 
 
-def test_canvases_are_whole_blocks(network: DenoiserModule) -> None:
+def test_canvases_are_whole_blocks(network: TrainableModel) -> None:
     seen, _ = collect(network, 15, 4, 8)
     assert seen.shape[1] == 4
     with pytest.raises(InvalidOption, match="multiple of the block"):
         collect(network, 15, 4, 6)
 
 
-def test_a_filter_is_judged_by_what_it_picks(network: DenoiserModule) -> None:
-    lone = ConfidenceFilter(2, 2)
+def test_a_filter_is_judged_by_what_it_picks() -> None:
+    seen = np.array([[0.5, 0.5], [0.5, 1.0]])
+    right = np.array([[True, True], [False, True]])
+    task = FilterTask(FilterRecipe(), (seen, right), (seen, right))
+    lone = task.module
     with torch.no_grad():  # says yes to the first place, no to the second
         lone.leave.weight.zero_()
         lone.leave.bias.copy_(torch.tensor([9.0, -9.0]))
-    seen = np.array([[0.5, 0.5], [0.5, 1.0]])
-    right = np.array([[True, True], [False, True]])
-    assert judge(lone, (seen, right)) == {"precision": 0.5, "recall": 0.5, "right": 2 / 3}
+    assert task.judge() == {"precision": 0.5, "recall": 0.5, "right": 2 / 3}
 
 
 @pytest.mark.parametrize("model", ["lists-bd", "smollm2-135m"])

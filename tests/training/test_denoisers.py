@@ -20,11 +20,11 @@ from paceline.errors import InvalidOption
 from paceline.measure import parallel_tasks
 from paceline.models.source import DirectorySource
 from paceline.runtimes.torch.target import TorchTarget
+from paceline.training.card import card_of
 from paceline.training.data import Text
-from paceline.training.denoisers import run as training
+from paceline.training.denoisers import task as training
 from paceline.training.denoisers.decode import decode
-from paceline.training.denoisers.files import load_denoiser, save_denoiser
-from paceline.training.denoisers.module import DenoiserModule, DenoiserRecipe, Kind
+from paceline.training.denoisers.files import LICENCE, denoiser, load_denoiser, save_denoiser
 from paceline.training.denoisers.rows import (
     EOS,
     MASK,
@@ -36,7 +36,11 @@ from paceline.training.denoisers.rows import (
     text_of,
     vocabulary,
 )
-from paceline.training.denoisers.run import DenoiserTraining, noised
+from paceline.training.denoisers.task import DenoiserTask, noised
+from paceline.training.model import TrainableModel
+from paceline.training.recipe import DenoiserKind as Kind
+from paceline.training.recipe import DenoiserRecipe
+from paceline.training.run import TrainingRun
 
 KINDS: tuple[Kind, ...] = ("full", "block", "order")
 IDS = vocabulary()
@@ -44,11 +48,11 @@ IDS = vocabulary()
 
 def recipe(kind: Kind, **more: object) -> DenoiserRecipe:
     shape = {"steps": 12, "batch": 6, "width": 32, "layers": 2, "head": 16, "ffn": 48}
-    return DenoiserRecipe(kind, **{**shape, **more})  # type: ignore[arg-type]
+    return DenoiserRecipe(kind=kind, **{**shape, **more})  # type: ignore[arg-type]
 
 
-def module(kind: Kind = "full") -> DenoiserModule:
-    return DenoiserModule(recipe(kind), len(IDS), torch.Generator().manual_seed(1))
+def module(kind: Kind = "full") -> TrainableModel:
+    return denoiser(recipe(kind), torch.Generator().manual_seed(1))
 
 
 def texts(count: int = 30) -> list[Text]:
@@ -59,10 +63,10 @@ def texts(count: int = 30) -> list[Text]:
     ]
 
 
-def logits(network: DenoiserModule, tokens: IntArray, positions: IntArray, sees: BoolArray):
+def logits(network: TrainableModel, tokens: IntArray, positions: IntArray, sees: BoolArray):
     arrays = (tokens[None], positions[None], sees[None, None])
     with torch.no_grad():
-        return network(*map(torch.from_numpy, arrays))[0].numpy()
+        return network.packed(*map(torch.from_numpy, arrays))[0].numpy()
 
 
 def canvas_of(text: Text, rows: ExampleRows) -> IntArray:
@@ -184,7 +188,7 @@ def test_packed_examples_do_not_see_each_other() -> None:
     examples = noised(texts(), recipe("block"), 0)
     packed = pack(examples, 128)
     with torch.no_grad():
-        found = network(packed.tokens, packed.positions, packed.sees).numpy()
+        found = network.packed(packed.tokens, packed.positions, packed.sees).numpy()
     for (bin_, begin), rows in zip(packed.places, examples, strict=True):
         alone = logits(network, rows.tokens, rows.positions, rows.sees)
         np.testing.assert_allclose(found[bin_, begin : begin + len(alone)], alone, atol=2e-5)
@@ -192,7 +196,7 @@ def test_packed_examples_do_not_see_each_other() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_learns(kind: Kind) -> None:
-    run = DenoiserTraining(recipe(kind, steps=60, batch=16))
+    run = TrainingRun(DenoiserTask(recipe(kind, steps=60, batch=16)))
     losses = [report.loss for report in run.run()]
     assert np.mean(losses[-5:]) < 0.75 * np.mean(losses[:5])
 
@@ -200,9 +204,9 @@ def test_it_learns(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_goes_on_bit_for_bit(kind: Kind, tmp_path: Path) -> None:
     place = tmp_path / "checkpoint"
-    goes_on_bit_for_bit(DenoiserTraining, recipe(kind), place)
+    goes_on_bit_for_bit(DenoiserTask, recipe(kind), place)
     with pytest.raises(InvalidOption, match="other settings"):
-        DenoiserTraining(recipe(kind, seed=1), checkpoint_at=place)
+        TrainingRun(DenoiserTask(recipe(kind, seed=1)), place)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -244,7 +248,7 @@ def test_runtimes_give_the_logits_of_the_module(kind: Kind, tmp_path: Path) -> N
     save_denoiser(tmp_path, network, recipe(kind), _card(kind))
     halved, found = load_denoiser(tmp_path)
     assert found == recipe(kind)
-    for one, other in zip(network.parameters(), halved.parameters(), strict=True):
+    for one, other in zip(network.own.values(), halved.own.values(), strict=True):
         assert torch.equal(one.half().float(), other)
     source = DirectorySource(tmp_path)
     target = TorchTarget(source.config, source.weights())
@@ -272,10 +276,9 @@ def test_transformers_reads_the_directory(tmp_path: Path) -> None:
 
 
 def _card(kind: Kind) -> dict[str, object]:
-    run = DenoiserTraining(recipe(kind))
-    from paceline.training.denoisers.files import card_of
-
-    return card_of(run, {"none": dict.fromkeys(parallel_tasks.TASKS, 0.0)}, "paceline")
+    run = TrainingRun(DenoiserTask(recipe(kind)))
+    right = {"none": dict.fromkeys(parallel_tasks.TASKS, 0.0)}
+    return card_of(run, "paceline", LICENCE, {"cases": 1, "right": right}, kind=kind)
 
 
 @pytest.mark.parametrize("kind", ["full", "block", "order", "causal"])
@@ -302,10 +305,10 @@ def test_certainty_moves_only_rows_that_are_right() -> None:
 def test_without_certainty_the_loss_is_cross_entropy_and_own_answers_need_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    start = dict(module().named_parameters())
-    plain = DenoiserTraining(recipe("full"), start=start)
-    sure = DenoiserTraining(recipe("full", certainty=2.0), start=start)
-    [batch] = plain.batches(0)
+    start = module().stored()
+    plain = DenoiserTask(recipe("full"), start)
+    sure = DenoiserTask(recipe("full", certainty=2.0), start)
+    batch = plain.batch(0)
     # Rows that are right are rare in random weights: any others stand for them.
     terms: list[torch.Tensor] = []
 
@@ -315,15 +318,15 @@ def test_without_certainty_the_loss_is_cross_entropy_and_own_answers_need_weight
         return terms[-1]
 
     monkeypatch.setattr(training, "certainty_loss", square)
-    [(loss, _)] = plain.losses(batch)
+    [(loss, _)] = plain.losses(batch, 0)
     assert not terms
-    [(more, _)] = sure.losses(batch)
+    [(more, _)] = sure.losses(batch, 0)
     assert float(more) - float(loss) == pytest.approx(2 * float(terms[0]), rel=1e-4)
     monkeypatch.undo()
     with pytest.raises(InvalidOption, match="own answers are written by weights"):
-        DenoiserTraining(recipe("full", own=4))
-    written = DenoiserTraining(recipe("full", own=4), start=start)
-    [mine] = written.batches(0)
+        DenoiserTask(recipe("full", own=4))
+    written = DenoiserTask(recipe("full", own=4), start)
+    mine = written.batch(0)
     prompts = [each.tokens[: each.prompt_length] for each in mine]
     for text, answer in zip(mine, decode(module(), prompts, "full"), strict=True):
         assert text.tokens[text.prompt_length :].tolist() == answer

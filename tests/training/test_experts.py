@@ -25,22 +25,23 @@ from paceline.models.ops import Experts
 from paceline.models.source import EXPERTS, DirectorySource, resolve
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.torch.target import TorchTarget
-from paceline.training import experts_run as training
+from paceline.training import experts_task as training
 from paceline.training.experts import (
-    ExpertRecipe,
-    Kind,
     balance_loss,
     chunk_loss,
     locality_loss,
     union_share,
 )
-from paceline.training.experts_run import (
-    ExpertTraining,
+from paceline.training.experts_task import (
+    ExpertTask,
     Quality,
     decode,
     experts_of,
     save_experts,
 )
+from paceline.training.recipe import ExpertKind as Kind
+from paceline.training.recipe import ExpertRecipe
+from paceline.training.run import TrainingRun
 
 KINDS: tuple[Kind, ...] = ("top-k", "blockffn")
 OFF, ON = -50.0, 50.0  # scores of experts that are surely not, and surely, in use
@@ -48,7 +49,7 @@ OFF, ON = -50.0, 50.0  # scores of experts that are surely not, and surely, in u
 
 def recipe(kind: Kind, **changes: object) -> ExpertRecipe:
     sizes = {"steps": 12, "batch": 4, "width": 32, "layers": 2, "head": 16, "experts": 4}
-    return ExpertRecipe(kind, **{**sizes, **changes})  # type: ignore[arg-type]
+    return ExpertRecipe(kind=kind, **{**sizes, **changes})  # type: ignore[arg-type]
 
 
 def scores(*rows: str) -> torch.Tensor:
@@ -102,18 +103,18 @@ def test_shares_of_unions_are_counted_by_hand() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_learns(kind: Kind) -> None:
-    run = ExpertTraining(recipe(kind, steps=60, batch=16))
+    run = TrainingRun(ExpertTask(recipe(kind, steps=60, batch=16)))
     losses = [each.loss for each in run.run()]
     assert np.mean(losses[-5:]) < 0.75 * np.mean(losses[:5])
 
 
 def test_the_losses_of_blockffn_make_experts_fewer() -> None:
     def share(**weights: float) -> float:
-        run = ExpertTraining(recipe("blockffn", steps=60, batch=16, experts=16, **weights))
-        for _ in run.run():
+        task = ExpertTask(recipe("blockffn", steps=60, batch=16, experts=16, **weights))
+        for _ in TrainingRun(task).run():
             pass
-        texts = [text.tokens for text in run.batches(60)[0]]
-        return union_share(experts_of(run.module, texts), 8)
+        texts = [text.tokens for text in task.batch(60)]
+        return union_share(experts_of(task.model, texts, task.recipe), 8)
 
     assert share(chunk=3.0) < 0.8 * share(chunk=0.0, locality=0.0)
 
@@ -121,38 +122,40 @@ def test_the_losses_of_blockffn_make_experts_fewer() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_goes_on_bit_for_bit(kind: Kind, tmp_path: Path) -> None:
     place = tmp_path / "checkpoint"
-    goes_on_bit_for_bit(ExpertTraining, recipe(kind), place)
+    goes_on_bit_for_bit(ExpertTask, recipe(kind), place)
     with pytest.raises(InvalidOption, match="other settings"):
-        ExpertTraining(recipe(kind, seed=1), checkpoint_at=place)
+        TrainingRun(ExpertTask(recipe(kind, seed=1)), place)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_runtimes_give_the_logits_and_the_experts_of_the_module(kind: Kind, tmp_path: Path) -> None:
-    run = ExpertTraining(recipe(kind, inner=64))
-    for parameter in run.module.parameters():  # as they are on disk
+    task = ExpertTask(recipe(kind, inner=64))
+    for parameter in task.module.parameters():  # as they are on disk
         parameter.data = parameter.data.half().float()
     nothing = dict.fromkeys(training.TASKS, 0.0)
-    save_experts(tmp_path, run, Quality(nothing, {"1": 1.0}), "paceline")
+    save_experts(tmp_path, TrainingRun(task), Quality(nothing, {"1": 1.0}), "paceline")
     source = DirectorySource(tmp_path)
     wanted = Experts(4, 2, True) if kind == "top-k" else Experts(4, gated=False)
     assert source.config.experts == wanted
-    tokens = list(map(int, run.batches(0)[0][0].tokens))
+    tokens = list(map(int, task.batch(0)[0].tokens))
     with torch.no_grad():
-        logits = run.module(torch.tensor([tokens]))[0][0].numpy()
+        logits = task.model.scored(torch.tensor([tokens]))[0][0].numpy()
     cpu = CpuTarget(source.config, source.weights(), "fp32", kv_tokens=64, kv_precision="fp32")
     for target in (cpu, TorchTarget(source.config, source.weights())):
         [output] = target.forward([Pass(target.open(), tokens[:1], chain(tokens[1:]))])
         np.testing.assert_allclose(output.logits, logits, atol=1e-4)
-    for found, used in zip(cpu.routes(), experts_of(run.module, [tokens]), strict=True):
+    for found, used in zip(
+        cpu.routes(), experts_of(task.model, [tokens], task.recipe), strict=True
+    ):
         assert np.array_equal(found != 0, used)
 
 
 def test_the_decoder_ends_at_the_end_token_and_within_its_room() -> None:
-    run = ExpertTraining(recipe("blockffn"))
-    prompts = [text.tokens[: text.prompt_length] for text in run.batches(0)[0]]
-    found = decode(run.module, prompts)
+    task = ExpertTask(recipe("blockffn"))
+    prompts = [text.tokens[: text.prompt_length] for text in task.batch(0)]
+    found = decode(task.model, prompts)
     assert all(len(answer) <= 12 and training.EOS not in answer for answer in found)
-    assert found[2] == decode(run.module, prompts[2:3])[0]
+    assert found[2] == decode(task.model, prompts[2:3])[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,7 +21,7 @@ from paceline.networks.weights import Trained
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import Batch, FeatureSource
 from paceline.training.data import Text
-from paceline.training.head_preview import HeadPreviewTraining
+from paceline.training.head_preview import HeadPreviewTask
 
 CONFIG = tiny_config()
 IDS = np.arange(10, 300)
@@ -41,14 +41,14 @@ def batch(source: ModelSource) -> Batch:
     return FeatureSource(target).batch(texts)
 
 
-def previewing(name: str, source: ModelSource) -> HeadPreviewTraining:
+def previewing(name: str, source: ModelSource) -> HeadPreviewTask:
     network, rng = build(name, Geometry.of(CONFIG), {}), np.random.default_rng(1)
     weights = {
         each: rng.normal(len(shape) == 1, 0.3, shape).astype(np.float32)
         for each, shape in network.shapes().items()
     }
     features: Any = None  # batches are added as they are
-    return HeadPreviewTraining(Trained(network, weights, IDS, {}), source, features, [], [], rank=4)
+    return HeadPreviewTask(Trained(network, weights, IDS, {}), source, features, [], [], 4)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

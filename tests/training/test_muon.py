@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from paceline.training.run import Muon  # noqa: E402
+from paceline.training.optimisers import Muon  # noqa: E402
 
 Step = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 RATE = 0.02

@@ -25,10 +25,12 @@ from paceline.networks.catalogue import build
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource
 from paceline.training.data import DraftVocabulary, Text
+from paceline.training.drafter import DrafterTask
 from paceline.training.losses import find_loss
 from paceline.training.module import DraftModule
 from paceline.training.on_policy import OnPolicy, Places, check, self_drafts
-from paceline.training.trainer import Recipe, Trainer
+from paceline.training.recipe import DrafterRecipe
+from paceline.training.run import TrainingRun
 
 DRAFTING = [name for name, make in NETWORKS.items() if not make().blank]
 CONFIG = tiny_config(vocab_size=64)
@@ -150,17 +152,15 @@ def test_the_loss_is_its_definition(target: TorchTarget, texts: list[Text]) -> N
 
 def trainer(
     target: TorchTarget, texts: list[Text], place: Path | None = None, name: str = "hydra", **more
-) -> Trainer:
-    recipe = Recipe(
-        **{"tokens": 3000, "batch_tokens": 200, "precision": "fp32", "loss": "tvd", **more}
-    )
+) -> TrainingRun:
+    settings = {"tokens": 3000, "batch_tokens": 200, "training_precision": "fp32", "loss": "tvd"}
+    recipe = DrafterRecipe(**{**settings, **more})
     network = build(name, Geometry.of(CONFIG), {})
     vocabulary = DraftVocabulary(IDS, 64, 1.0)
     head = TENSORS["embed"]
     source, own = FeatureSource(target), OnPolicy(target, IDS)
-    return Trainer(
-        network, vocabulary, head, head, texts, source, recipe, checkpoint_at=place, self_drafts=own
-    )
+    task = DrafterTask(network, vocabulary, head, head, texts, source, recipe, self_drafts=own)
+    return TrainingRun(task, place)
 
 
 @pytest.mark.parametrize("name", ["hydra", "block-parallel", "draft-lm"])
@@ -168,13 +168,15 @@ def test_networks_learn_from_their_own_words_alone(
     name: str, target: TorchTarget, texts: list[Text]
 ) -> None:
     run = trainer(target, texts, name=name, on_policy=1.0, loss="forward-kl", tokens=8000)
-    batch = run._source.batch(texts[:12])
+    batch = run.task._source.batch(texts[:12])
     judge = {"decay": 0.8, "half": False, "seed": (5,)}
     own = OnPolicy(target, IDS)
-    before = own.loss(run.module, texts[:12], batch, run._loss, **judge).item()
+    before = own.loss(run.task.module, texts[:12], batch, run.task._loss, **judge).item()
     for _ in run.run():
         pass
-    assert own.loss(run.module, texts[:12], batch, run._loss, **judge).item() < 0.6 * before
+    assert (
+        own.loss(run.task.module, texts[:12], batch, run.task._loss, **judge).item() < 0.6 * before
+    )
 
 
 def test_a_mixed_run_that_is_cut_ends_like_one_that_is_not(
@@ -200,7 +202,7 @@ def test_what_learns_from_labels_alone_is_refused(target: TorchTarget, texts: li
         trainer(target, texts, on_policy=0.5, loss="cross-entropy")
     with pytest.raises(InvalidOption, match="'ctc' drafts slots that may stay blank"):
         check(NETWORKS["ctc"](), find_loss("tvd"))
-    with pytest.raises(InvalidOption, match="on-policy share must be in"):
-        Recipe(10, on_policy=1.5)
+    with pytest.raises(InvalidOption, match="on_policy must be in"):
+        DrafterRecipe(on_policy=1.5)
     for loss in ("forward-kl", "reverse-kl", "jsd", "tvd", "tvd++"):
         check(NETWORKS["falcon"](), find_loss(loss))

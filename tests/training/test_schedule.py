@@ -9,13 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidOption
-from paceline.training.run import cosine, warm_up
-from paceline.training.trainer import is_on_policy
+from paceline.training.drafter import is_on_policy
+from paceline.training.recipe import Recipe, cosine
 
 
-def test_warm_up_rises_in_equal_parts_and_stays() -> None:
-    assert [warm_up(step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert warm_up(0, 0) == 1.0
+def test_rates_of_a_recipe_rise_and_fall_to_a_fiftieth() -> None:
+    recipe = Recipe(warm_up=0.4)
+    rates = [recipe.scheduled(2.0, step, 10) for step in range(10)]
+    assert rates[:4] == [0.5, 1.0, 1.5, 2.0]
+    assert rates[-1] == pytest.approx(0.04)
+    assert Recipe(warm_up=1.0).scheduled(2.0, 0, 1) == 2.0
 
 
 def test_cosine_by_hand() -> None:

@@ -23,8 +23,10 @@ from paceline.networks.torch_ops import TorchOps
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource, TokenSource
 from paceline.training.data import Text, keep_frequent
+from paceline.training.drafter import DrafterTask
 from paceline.training.module import share_target_weights
-from paceline.training.trainer import Recipe, Trainer
+from paceline.training.recipe import DrafterRecipe
+from paceline.training.run import TrainingRun
 
 CONFIG = tiny_config(vocab_size=64, layers=3)
 TENSORS = named_tensors(CONFIG)
@@ -44,46 +46,52 @@ def cycles(count: int = 48, length: int = 20) -> list[Text]:
     return [Text(index, row.astype(np.int64), 2) for index, row in enumerate(rows)]
 
 
-def trainer(target: TorchTarget, name: str = "draft-lm", **given: Any) -> Trainer:
-    recipe = {"tokens": 5000, "batch_tokens": 100, "precision": "fp32", "loss": "cross-entropy"}
+def trainer(target: TorchTarget, name: str = "draft-lm", **given: Any) -> TrainingRun:
+    recipe = {
+        "tokens": 5000,
+        "batch_tokens": 100,
+        "training_precision": "fp32",
+        "loss": "cross-entropy",
+    }
     mine = {key: given.pop(key) for key in (*recipe, "prompt_weight") if key in given}
     network = build(name, GEOMETRY, {"layers": 1, "steps": 3} if name == "draft-lm" else {})
-    source = given.pop("source", FeatureSource(target))
+    source, place = given.pop("source", FeatureSource(target)), given.pop("checkpoint_at", None)
     lent = share_target_weights(network, CONFIG, TENSORS)  # type: ignore[arg-type]  # a dict has what it needs
-    return Trainer(
+    task = DrafterTask(
         network,
         EVERY,
         EMBEDDING,
         EMBEDDING,
         cycles(),
         source,
-        Recipe(**{**recipe, **mine}),
+        DrafterRecipe(**{**recipe, **mine}),
         target_weights=lent,
         **given,
     )
+    return TrainingRun(task, place)
 
 
 def test_a_run_goes_on_from_the_weights_of_another(target: TorchTarget, tmp_path: Path) -> None:
     """FastDraft: a language model first, then the target's law."""
     first = trainer(target, source=TokenSource(CONFIG.hidden_size), prompt_weight=1.0)
-    untrained = first.judge()[1].block_efficiency
+    untrained = first.task.judge()[1].block_efficiency
     list(first.run())
-    loss, found = first.judge()
+    loss, found = first.task.judge()
     assert found.block_efficiency > untrained + 1
     place = tmp_path / "second.checkpoint"
-    second = trainer(target, start=first.parameters(), checkpoint_at=place, tokens=400)
-    again_loss, again = second.judge()
+    second = trainer(target, start=first.task.parameters(), checkpoint_at=place, tokens=400)
+    again_loss, again = second.task.judge()
     assert again.block_efficiency == found.block_efficiency
     assert again_loss == pytest.approx(loss, rel=1e-5)
-    align = trainer(target, start=first.parameters(), loss="forward-kl", tokens=1500)
-    before = align.judge()[0]
+    align = trainer(target, start=first.task.parameters(), loss="forward-kl", tokens=1500)
+    before = align.task.judge()[0]
     list(align.run())
-    assert align.judge()[0] < 0.9 * before
+    assert align.task.judge()[0] < 0.9 * before
     next(second.run())
     second.save()
-    resumed = trainer(target, start=first.parameters(), checkpoint_at=place, tokens=400)
+    resumed = trainer(target, start=first.task.parameters(), checkpoint_at=place, tokens=400)
     assert resumed.step == 1
-    for start in (None, align.parameters()):
+    for start in ({}, align.task.parameters()):
         with pytest.raises(InvalidOption, match=r"other settings \(start\)"):
             trainer(target, start=start, checkpoint_at=place, tokens=400)
 
@@ -91,12 +99,14 @@ def test_a_run_goes_on_from_the_weights_of_another(target: TorchTarget, tmp_path
 def test_what_a_start_does_not_hold_is_drawn(target: TorchTarget) -> None:
     """As it would be without a start."""
     other, drawn = trainer(target, "hydra", loss="forward-kl"), trainer(target, "block-parallel")
-    other.module.load({name: each + 1 for name, each in other.module.named().items()})
-    mine = drawn.parameters()
-    shared = {n: v for n, v in other.parameters().items() if n in mine and v.shape == mine[n].shape}
+    other.task.module.load({name: each + 1 for name, each in other.task.module.named().items()})
+    mine = drawn.task.parameters()
+    shared = {
+        n: v for n, v in other.task.parameters().items() if n in mine and v.shape == mine[n].shape
+    }
     assert "fuse" in shared
     assert len(shared) < len(mine)
-    begun = trainer(target, "block-parallel", start=shared).parameters()
+    begun = trainer(target, "block-parallel", start=shared).task.parameters()
     for name, value in begun.items():
         np.testing.assert_array_equal(value, shared.get(name, mine[name]))
 
@@ -109,14 +119,14 @@ def test_cross_entropy_needs_no_features(target: TorchTarget) -> None:
 
 def test_borrowed_layers_stay_as_they_are(target: TorchTarget) -> None:
     run = trainer(target, "kangaroo", loss="forward-kl", tokens=4000)
-    before = {name: each.clone() for name, each in run.module.target_weights().items()}
-    first = run.judge()[0]
+    before = {name: each.clone() for name, each in run.task.module.target_weights().items()}
+    first = run.task.judge()[0]
     list(run.run())
-    assert run.judge()[0] < first
+    assert run.task.judge()[0] < first
     assert len(before) == 12
-    for name, each in run.module.target_weights().items():
+    for name, each in run.task.module.target_weights().items():
         assert torch.equal(each, before[name])
-    assert not run.parameters().keys() & before.keys()
+    assert not run.task.parameters().keys() & before.keys()
 
 
 @pytest.mark.parametrize("wrong", [False, True])

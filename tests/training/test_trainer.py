@@ -20,7 +20,9 @@ from paceline.networks.catalogue import build
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource, order
 from paceline.training.data import Text, count_tokens, keep_frequent
-from paceline.training.trainer import Recipe, Trainer
+from paceline.training.drafter import DrafterTask
+from paceline.training.recipe import DrafterRecipe
+from paceline.training.run import TrainingRun
 
 CONFIG = tiny_config(vocab_size=64)
 TENSORS = named_tensors(CONFIG)
@@ -50,29 +52,29 @@ def texts(target: TorchTarget) -> list[Text]:
 
 def trainer(
     target: TorchTarget, texts: list[Text], place: Path | None = None, name: str = "hydra", **more
-) -> Trainer:
-    recipe = Recipe(**{"tokens": 6000, "batch_tokens": 200, "precision": "fp32", **more})
+) -> TrainingRun:
+    settings = {"tokens": 6000, "batch_tokens": 200, "training_precision": "fp32", **more}
+    recipe = DrafterRecipe(**settings)
     counts = count_tokens((text.tokens[2:] for text in texts), 64)
     vocabulary = keep_frequent(counts, 48, (2,))
     network = build(name, Geometry.of(CONFIG), {})
     source = FeatureSource(target)
-    return Trainer(
-        network, vocabulary, EMBEDDING, EMBEDDING, texts, source, recipe, checkpoint_at=place
-    )
+    task = DrafterTask(network, vocabulary, EMBEDDING, EMBEDDING, texts, source, recipe)
+    return TrainingRun(task, place)
 
 
 def test_a_drafter_learns_to_draft(target: TorchTarget, texts: list[Text]) -> None:
     run = trainer(target, texts)
-    before_loss, before = run.judge()
+    before_loss, before = run.task.judge()
     reports = list(run.run())
-    after_loss, after = run.judge()
+    after_loss, after = run.task.judge()
     assert [report.step for report in reports] == list(range(1, run.steps + 1))
     assert abs(reports[-1].tokens - 6000) < 400
     assert after_loss < 0.7 * before_loss
     assert after.block_efficiency > before.block_efficiency + 0.3
-    held = {text.index for text in run.held_out}
+    held = {text.index for text in run.task.held_out}
     assert held
-    assert not held & {text.index for text in run.texts}
+    assert not held & {text.index for text in run.task.texts}
 
 
 def test_a_run_that_is_cut_ends_like_one_that_is_not(
@@ -92,8 +94,8 @@ def test_a_run_that_is_cut_ends_like_one_that_is_not(
     assert resumed.course.as_dict() == cut.course.as_dict()
     seen += [report.loss for report in resumed.run()]
     assert seen == losses
-    for name, value in whole.parameters().items():
-        assert np.array_equal(value, resumed.parameters()[name]), name
+    for name, value in whole.task.parameters().items():
+        assert np.array_equal(value, resumed.task.parameters()[name]), name
 
 
 def test_a_checkpoint_of_another_recipe_or_a_damaged_one_is_refused(
@@ -113,7 +115,7 @@ def test_a_checkpoint_of_another_recipe_or_a_damaged_one_is_refused(
 def test_a_loss_that_is_no_number_stops_the_run(target: TorchTarget, texts: list[Text]) -> None:
     run = trainer(target, texts)
     with torch.no_grad():
-        run.module.named()["fuse"].fill_(math.nan)
+        run.task.module.named()["fuse"].fill_(math.nan)
     with pytest.raises(InvalidOption, match="the loss is nan at step 0"):
         next(run.run())
 
@@ -122,19 +124,19 @@ def test_a_target_that_is_damaged_stops_the_run(
     target: TorchTarget, texts: list[Text], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = trainer(target, texts)
-    batch = run._source.batch(texts[:2])
+    batch = run.task._source.batch(texts[:2])
     batch.features[0, 3] = np.nan
-    monkeypatch.setattr(run._source, "batch", lambda _: batch)
+    monkeypatch.setattr(run.task._source, "batch", lambda _: batch)
     with pytest.raises(InvalidOption, match="hidden states that are no numbers"):
         next(run.run())
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"tokens": 0}, {"loss": "none"}, {"precision": "fp8"}, {"matrix_rate": 0.0}]
+    "wrong", [{"tokens": 0}, {"loss": "none"}, {"training_precision": "fp8"}, {"rate": 0.0}]
 )
 def test_wrong_recipes_are_refused(wrong: dict) -> None:
     with pytest.raises(InvalidOption):
-        Recipe(**{"tokens": 10, **wrong})
+        DrafterRecipe(**{"tokens": 10, **wrong})
 
 
 def test_too_few_texts_are_refused(target: TorchTarget, texts: list[Text]) -> None:

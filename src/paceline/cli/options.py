@@ -25,7 +25,6 @@ from paceline.sampling.processors import sampler_names
 if TYPE_CHECKING:
     from paceline.engine.engine import Engine
     from paceline.models.source import ModelSource
-    from paceline.training.trainer import Recipe
 
 Number = TypeVar("Number", int, float)
 
@@ -62,8 +61,6 @@ Folders = Annotated[
 ]
 DATA = [Path("data")]
 """Where `paceline train data` writes by default."""
-Loss = Annotated[str, _said("cross-entropy, forward-kl, reverse-kl, jsd, tvd or tvd++.")]
-TrainingPrecision = Annotated[str, _said("fp32 or bf16.")]
 KeepFeatures = Annotated[Path | None, _said("Folder to keep hidden states in, for several runs.")]
 
 
@@ -134,46 +131,6 @@ class SamplingOptions:
                 f"as the model's files ask: {told(asked)} (--no-generation-config leaves it out)"
             )
         return params
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingOptions:
-    """Recipe of drafter networks."""
-
-    vocabulary: Annotated[int, _said("Tokens that may be drafted.")] = 8192
-    loss: Loss = "forward-kl"
-    batch_tokens: Annotated[int, _said("Tokens per update.")] = 2048
-    rate: Annotated[float, _said("Highest learning rate of matrices (Muon).")] = 0.02
-    prompt_weight: Annotated[
-        float, _said("Weight of prompt tokens, which the target did not write.")
-    ] = 0.1
-    on_policy: Annotated[
-        float, _said("Share of batches that teach on the drafter's own drafts.")
-    ] = 0.0
-    training_precision: TrainingPrecision = "bf16"
-    seed: Seed = 0
-    model: Model = "smollm2-135m"
-
-    def recipe(self, tokens: int, seed: int | None = None) -> Recipe:
-        """Return the recipe of a run on so many tokens; InvalidOption for values out of range."""
-        from paceline.training.trainer import Recipe
-
-        return Recipe(
-            tokens,
-            self.loss,
-            self.batch_tokens,
-            matrix_rate=self.rate,
-            vector_rate=self.rate / 10,
-            prompt_weight=self.prompt_weight,
-            precision=self.training_precision,
-            seed=self.seed if seed is None else seed,
-            on_policy=self.on_policy,
-        )
-
-    @property
-    def words(self) -> str:
-        """The options as on a command line, without paths."""
-        return " ".join(f"--{k.replace('_', '-')} {v}" for k, v in asdict(self).items())
 
 
 def spread_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -10,8 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from math import isfinite
-from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +18,10 @@ import typer
 from paceline.measure.machine import dumps
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
     from paceline.engine.engine import Completion, Engine, Event
     from paceline.models.text import Tokenizer
-    from paceline.training.run import TrainingRun
 
 
 class Interrupt:
@@ -265,71 +262,6 @@ def progress_bar(
     hidden = not (shown and sys.stderr.isatty())
     with Progress(*columns, console=Console(stderr=True), disable=hidden) as bar:
         yield bar
-
-
-_SAVE_SECONDS = 60.0
-
-
-class TrainingBar:
-    """A bar for the current run, and one above it for all runs if there are several."""
-
-    def __init__(self, progress: Progress, interrupt: Interrupt) -> None:
-        self.interrupt = interrupt
-        self._progress = progress
-        self._run: TaskID | None = None
-        self._whole: TaskID | None = None
-        self._before = 0
-
-    def expect(self, title: str, tokens: int) -> None:
-        """Show a bar for all runs, of so many tokens together."""
-        self._whole = self._progress.add_task(title, total=tokens, detail="")
-
-    def passed(self, tokens: int) -> None:
-        """Count a run as done."""
-        self._before += tokens
-        self._show_whole(0)
-
-    def train(self, run: TrainingRun[Any], title: str = "training") -> bool:
-        """Run to the end or until Ctrl-C, with checkpoints; return if it got to the end."""
-        if self._run is not None:
-            self._progress.remove_task(self._run)
-        self._run = task = self._progress.add_task(
-            title, total=run.steps, completed=run.step, detail=""
-        )
-        saved = perf_counter()
-        try:
-            for report in run.run():
-                detail = f"{run.course.tokens_per_second:.0f} tokens/s"
-                if isfinite(report.loss):
-                    detail = f"loss {report.loss:.3f}, {detail}"
-                self._progress.update(task, completed=report.step, detail=detail)
-                self._show_whole(report.tokens)
-                if self.interrupt:
-                    break
-                if perf_counter() - saved > _SAVE_SECONDS:
-                    run.save()
-                    saved = perf_counter()
-        finally:
-            run.save()
-        return run.step >= run.steps
-
-    def _show_whole(self, tokens: int) -> None:
-        if self._whole is not None:
-            self._progress.update(self._whole, completed=self._before + tokens)
-
-
-@contextmanager
-def training_bar() -> Iterator[TrainingBar]:
-    """Open the bars of a training, with Ctrl-C collected."""
-    figures = "{task.percentage:>3.0f}% {task.fields[detail]}"
-    with progress_bar(figures) as progress, interruptible() as interrupt:
-        yield TrainingBar(progress, interrupt)
-
-
-def train_with_bar(run: TrainingRun[Any]) -> bool:
-    """Train one run under a bar of its own, as `TrainingBar.train`."""
-    with training_bar() as bar:
-        return bar.train(run)
 
 
 def report(figures: Mapping[str, Any], line: str, *, as_json: bool, finished: bool = True) -> None:

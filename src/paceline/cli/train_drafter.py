@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import report, train_with_bar
+from paceline.cli.output import remark
+from paceline.cli.train import train
+from paceline.core.options import require
 from paceline.registry.options import Options
+from paceline.training.recipe import DrafterRecipe
+
+if TYPE_CHECKING:
+    from paceline.training.run import TrainingRun
+
+_RECIPE = (
+    "tokens",
+    "loss",
+    "batch_tokens",
+    "rate",
+    "prompt_weight",
+    "on_policy",
+    "training_precision",
+    "seed",
+)
+_KEPT = ("command", "data", "tokens")
+"""Of the provenance of weights that a run starts from, what is noted beside its own."""
 
 
 @o.spread_options
@@ -29,13 +47,13 @@ def drafter(
             "which the tensors of the same name and shape are taken.",
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens to train on, repeats counted.")] = 1_000_000,
     keep_features: o.KeepFeatures = None,
     stored: Annotated[
         str, typer.Option(help="How the file holds matrices: F16, Q8_0 or Q4_0.")
     ] = "F16",
-    teaching: o.TrainingOptions,
-    asked: Annotated[Options, o.Takes(*o.COMPUTE)],
+    vocabulary: Annotated[int, typer.Option(help="Tokens that may be drafted.")] = 8192,
+    recipe: Annotated[DrafterRecipe, o.Takes(*_RECIPE)],
+    asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
     as_json: o.AsJson = False,
 ) -> None:
     """Train a drafter; Ctrl-C saves, and the same command goes on.
@@ -44,39 +62,35 @@ def drafter(
     `draft-lm` is trained twice (FastDraft): on all text, with --loss cross-entropy and
     --prompt-weight 1, and --from that on what the target wrote, by a divergence.
     """
-
-    from paceline.core.options import require
     from paceline.networks.weights import STORED
-    from paceline.training.setup import TrainingSetup, train_drafter
+    from paceline.training.card import publish
+    from paceline.training.model import NOTHING
+    from paceline.training.setup import TrainingSetup, fitting
 
     require(stored in STORED, "--stored", stored, ", ".join(STORED))
-    recipe = teaching.recipe(tokens)
-    setup = TrainingSetup(
-        data,
-        replace(asked, model=teaching.model),
-        vocabulary=teaching.vocabulary,
-        keep_features=keep_features,
+    setup = TrainingSetup(data, asked, keep_features=keep_features)
+    place = out or Path(f"{network.partition(':')[0]}.safetensors")
+    command = (
+        f"paceline train drafter {network} --data DATA --vocabulary {vocabulary} "
+        f"{recipe.words(*_RECIPE)} --model {setup.source.name}"
     )
-    out = out or Path(f"{network.partition(':')[0]}.safetensors")
-    told = replace(teaching, model=setup.source.name).words
-    command = f"paceline train drafter {network} --data DATA --tokens {tokens} {told}"
-    if stored != "F16":
-        command += f" --stored {stored}"
-    figures = train_drafter(
-        setup,
-        network,
-        recipe,
-        out,
-        command,
-        drive=train_with_bar,
-        stored=stored,
-        start=start,
-        remark=lambda text: typer.echo(text, err=True),
-    )
-    held_out = figures["held_out"]
-    share = " ".join(f"{each:.2f}" for each in held_out["acceptance"])
-    line = (
-        f"{out}: {figures['tokens']} tokens in {figures['seconds']:.0f} s; held out: block "
-        f"efficiency {held_out['block_efficiency']:.3f}, acceptance by depth {share}"
-    )
-    report(figures, line, as_json=as_json, finished=figures["finished"])
+    more = {} if stored == "F16" else {"stored": stored}
+    command += "".join(f" --{key} {value}" for key, value in more.items())
+    built, begin = setup.network(network), NOTHING
+    if start is not None:
+        earlier = fitting(start, built, setup.source.fingerprint, place)
+        begin = earlier.parameters
+        if earlier.network.name != built.name:
+            remark(f"{len(begin)} of {len(built.shapes())} tensors are those of {start}")
+        kept = [key for key in earlier.metadata if key.split("from_")[-1] in _KEPT]
+        more |= {f"from_{key}": earlier.metadata[key] for key in kept}
+        command += " --from WEIGHTS"
+    task = setup.drafter(built, recipe, vocabulary, begin)
+
+    def written(run: TrainingRun) -> tuple[dict[str, Any], str]:
+        figures, line = publish(run, place, setup.teacher, command, **more)
+        chosen = task.vocabulary
+        sizes = {"size": len(chosen.ids), "coverage": chosen.coverage}
+        return {**figures, "vocabulary": sizes}, line
+
+    train(task, place, written, as_json=as_json)

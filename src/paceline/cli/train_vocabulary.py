@@ -51,8 +51,8 @@ def vocabulary(
     """
     from paceline.models.source import resolve
     from paceline.networks.weights import load_network, save_network, shipped_file
-    from paceline.training.data import count_tokens, keep_frequent, read_folders
-    from paceline.training.setup import check_texts
+    from paceline.training.card import Teacher
+    from paceline.training.data import count_tokens, keep_frequent
     from paceline.training.vocabulary import best_size, sizes, trimmed
 
     source = resolve(model)
@@ -66,8 +66,7 @@ def vocabulary(
                 f"there is no file {weights}, and no weights of that name ship for {source.name}"
             )
         path = shipped
-    texts, settings = read_folders(data)
-    check_texts(data[0], settings, source)
+    texts = Teacher.of(data, source).texts
     counts = count_tokens((text.tokens[text.prompt_length :] for text in texts), config.vocab_size)
     if whole:
         drafts = resolve(weights)

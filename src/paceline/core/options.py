@@ -5,7 +5,6 @@ to constructor arguments.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from functools import cache
@@ -124,24 +123,6 @@ def check_fields(options: Any) -> None:
         value = getattr(options, each.name)
         for bound in said[1:]:
             require(value is each.default or bound.holds(value), each.name, value, bound.rule)
-
-
-def check_counts(recipe: Any) -> None:
-    """Raise InvalidOption for numbers of a dataclass that are out of range.
-
-    Whole numbers whose default is 1 or more are so, others are 0 or more. Other numbers are finite
-    and 0 or more, rates more than 0.
-    """
-    for each in fields(recipe):
-        value, name = getattr(recipe, each.name), each.name.replace("_", " ")
-        if not isinstance(value, int | float):
-            continue
-        if name.endswith("rate"):
-            require(0 < value < math.inf, name, value, "more than 0")
-        elif isinstance(each.default, int) and each.default >= 1:
-            require(value >= 1, name, value, "1 or more")
-        else:
-            require(0 <= value < math.inf, name, value, "0 or more")
 
 
 def check_text(name: str, value: Any, error: type[PacelineError] = InvalidOption) -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.core.options import check_counts, require
+from paceline.core.options import require
 from paceline.core.types import BoolArray, IntArray, LogitArray, ProbArray
 from paceline.drafters.network.stopping_head import AcceptanceHead, log_odds
 from paceline.errors import InvalidOption
@@ -26,7 +26,9 @@ from paceline.training.data import Text
 from paceline.training.losses import log_probs, weighted_mean
 from paceline.training.module import DraftModule, ahead
 from paceline.training.objective import wanted
-from paceline.training.run import TrainingRun
+from paceline.training.optimisers import Rated
+from paceline.training.recipe import HeadRecipe
+from paceline.training.run import Passes, Task
 
 
 def mix_tokens(
@@ -82,34 +84,6 @@ _STEP_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class HeadRecipe:
-    """Hyperparameters of an acceptance head.
-
-    Attributes:
-        tokens: training tokens, repeats counted.
-        batch_tokens: tokens of a batch, padding included.
-        inner: hidden width of the head.
-        blocks: residual blocks; 3 in the paper.
-        share: of mixed-in drafter tokens; 0.15 in the paper, which has one draft per text.
-        rejection: loss weight of false acceptance; 6 in the paper.
-        rate: peak learning rate of AdamW, with linear decay to 0.
-    """
-
-    tokens: int
-    batch_tokens: int = 2048
-    inner: int = 32
-    blocks: int = 3
-    share: float = 0.5
-    rejection: float = 6.0
-    rate: float = 5e-4
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require(self.tokens >= 1, "tokens", self.tokens, "1 or more")
-        check_counts(self)
-
-
-@dataclass(frozen=True, slots=True)
 class HeadQuality:
     """Held-out quality of a head: AUC and calibration, against the network's own probabilities.
 
@@ -134,9 +108,8 @@ class AcceptanceModule(nn.Module):
     `scale` is float32 `[width]`, the inverse spread of each axis of the states.
     """
 
-    def __init__(self, scale: Tensor, recipe: HeadRecipe) -> None:
+    def __init__(self, scale: Tensor, recipe: HeadRecipe, generator: torch.Generator) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(recipe.seed)
 
         def drawn(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(shape, generator=generator) / math.sqrt(shape[-1]))
@@ -221,70 +194,64 @@ def drafted_states(
     return DraftedTokens(torch.cat(states), found, torch.cat(stood))
 
 
-class AcceptanceTraining(TrainingRun[HeadQuality]):
-    """Resumable training of a head for a frozen network that drafts one token per step.
+class AcceptanceTask(Task[HeadRecipe, HeadQuality]):
+    """A head for a frozen network that drafts one token per step; InvalidOption without texts."""
 
-    Raises:
-        InvalidOption: there are no texts, or the checkpoint has other settings.
-        ModelError: the checkpoint is damaged.
-    """
+    module: AcceptanceModule
 
     def __init__(
         self,
-        module: DraftModule,
+        network: DraftModule,
         texts: Sequence[Text],
         held_out: Sequence[Text],
         source: FeatureSource,
         ids: IntArray,
         recipe: HeadRecipe,
         metadata: dict[str, str],
-        *,
-        checkpoint_at: Path | None = None,
     ) -> None:
         if not texts:
             raise InvalidOption("there are no texts: write some with `paceline train data`")
-        self._network, self._source, self._ids = module, source, ids
-        self._recipe, self._metadata = recipe, metadata
+        super().__init__(recipe, texts, held_out)
+        self._network, self._source, self._ids = network, source, ids
+        self._metadata = metadata
         size = sum(len(text.tokens) for text in texts)
-        groups = [
-            group
-            for number in range(-(-recipe.tokens // size))
-            for group in order(texts, recipe.batch_tokens, recipe.seed + number)
-        ]
+        passes = -(-recipe.tokens // size)
+        groups = [group for number in range(passes) for group in self._pass(number)]
         ordered = sum(len(text.tokens) for group in groups for text in group)
-        self.head = AcceptanceModule(self._scale(groups[0]), recipe)
-        super().__init__(
-            self.head,
-            [(torch.optim.AdamW(self.head.parameters(), lr=recipe.rate), recipe.rate)],
-            torch.Generator(),
-            texts,
-            held_out,
-            steps=max(1, round(len(groups) * recipe.tokens / ordered)),
-            batch_tokens=recipe.batch_tokens,
-            seed=recipe.seed,
-            settings={**asdict(recipe), "texts": len(texts), **metadata},
-            checkpoint_at=checkpoint_at,
-        )
+        self.steps = max(1, round(len(groups) * recipe.tokens / ordered))
+        self._passes = Passes(self._pass)
+        self.module = AcceptanceModule(self._scale(groups[0]), recipe, self.generator)
 
-    def rate(self, peak: float) -> float:
-        return peak * (1 - self.step / self.steps)
+    def _pass(self, number: int) -> list[list[Text]]:
+        return order(self.texts, self.recipe.batch_tokens, self.recipe.seed + number)
 
-    def losses(self, texts: Sequence[Text]) -> Iterator[tuple[Tensor, float]]:
-        drafted = self._drafted(texts, self._recipe.share, self.rng)
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings, **self._metadata}
+
+    def optimisers(self) -> list[Rated]:
+        rate = self.recipe.rate
+        return [(torch.optim.AdamW(self.module.parameters(), lr=rate), rate)]
+
+    def batch(self, step: int) -> list[Text]:
+        return self._passes[step]
+
+    def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
+        drafted = self._drafted(texts, self.recipe.share, self.rng)
         odds = torch.from_numpy(log_odds(drafted.own)).float()
         shuffled = torch.from_numpy(self.rng.permutation(len(odds)))
         for rows in torch.split(shuffled, _STEP_ROWS):
             every = torch.ones(len(rows))
-            scores = self.head(drafted.states[rows], odds[rows])
-            loss = acceptance_loss(scores, drafted.stood[rows], every, self._recipe.rejection)
+            scores = self.module(drafted.states[rows], odds[rows])
+            loss = acceptance_loss(scores, drafted.stood[rows], every, self.recipe.rejection)
             yield loss, float(loss.detach())
 
     def result(self) -> AcceptanceHead:
-        return AcceptanceHead(self.head.named(), self._recipe.rejection, self._metadata)
+        return AcceptanceHead(self.module.named(), self.recipe.rejection, self._metadata)
 
     def judge(self) -> HeadQuality:
         # Without mixing: all tokens are drafted, as in decoding.
-        groups = order(self.held_out, self._recipe.batch_tokens, 0)
+        groups = order(self.held_out, self.recipe.batch_tokens, 0)
         parts = [self._drafted(group, 1.0, self.rng) for group in groups]
         labels = torch.cat([part.stood for part in parts]).double().numpy()
         if not len(labels):
@@ -308,6 +275,6 @@ class AcceptanceTraining(TrainingRun[HeadQuality]):
 
     def _scale(self, texts: Sequence[Text]) -> Tensor:
         # Drafts what the first update will draft again.
-        rng = np.random.default_rng(self._recipe.seed)
-        states = self._drafted(texts, self._recipe.share, rng).states
+        rng = np.random.default_rng(self.recipe.seed)
+        states = self._drafted(texts, self.recipe.share, rng).states
         return 1 / states.square().mean(0).sqrt().clamp_min(_EPSILON)

@@ -1,4 +1,4 @@
-"""Model card of a trained drafter: provenance, quality, cost; as JSON and Markdown."""
+"""Cards of what was trained: provenance, quality, cost; as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -6,38 +6,64 @@ import importlib.util
 import json
 import platform
 import resource
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from paceline.core.cache import write_atomically
 from paceline.errors import InvalidOption
+from paceline.models.source import ModelSource
+from paceline.training.data import Text, read_folders
 from paceline.training.objective import Hits
-from paceline.training.run import TrainingRun
+from paceline.training.recipe import Recipe
+from paceline.training.run import Task, TrainingRun
+from paceline.version import __version__
 
 # What a card holds, as its JSON file.
 Card = Mapping[str, Any]
 
+Chosen = TypeVar("Chosen", bound=Recipe)
+
 _SOURCE = "answers of the target to prompts from files, and to user turns of its own"
 
 
-def markdown(card: Card, plot: str | None = None) -> str:
-    """Render a card; `plot` is the link of the loss figure."""
+def card_of(
+    run: TrainingRun, command: str, licence: str, held_out: Mapping[str, Any], **more: Any
+) -> dict[str, Any]:
+    """Return what every card holds, and `more`; JSON-serialisable."""
+    course = run.course
+    return {
+        **more,
+        "licence": licence,
+        "command": command,
+        "parameters": sum(each.numel() for each in run.task.module.parameters()),
+        "settings": run.task.chosen,
+        "held_out": dict(held_out),
+        "losses": [asdict(point) for point in course.points],
+        "cost": {
+            "machine": f"{platform.machine()}, {platform.system()}",
+            "seconds": course.seconds,
+            "tokens": course.tokens,
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "tokens_per_second": course.tokens / course.seconds if course.seconds else 0.0,
+        },
+    }
+
+
+def page(card: Card, title: str, size: str, middle: Sequence[str], plot: str | None = None) -> str:
+    """Render a card, with parts of its own in the `middle`; `plot` links the loss curve."""
     cost = card["cost"]
     parts = [
-        f"# {card['drafter']} for {card['target']}",
-        f"{card['parameters']:,} parameters, {card['file_bytes'] / 2**20:.1f} MiB. Target weights: "
-        f"`{card['target_digest']}`.",
+        f"# {title}",
+        f"{card['parameters']:,} parameters{size}",
         f"Licence: {card['licence']}",
         f"```\n{card['command']}\n```",
-        "## On held-out prompts",
-        _held_out(card["held_out"]),
-        "## Data",
-        _data(card["data"]),
+        *middle,
         "## Training",
-        _table(card["settings"]),
-        *([f"![Loss by step]({plot})"] if plot else []),
+        table(("setting", "value"), card["settings"].items()),
+        f"![Loss by step]({plot})" if plot else "",
         _losses(card["losses"]),
         "## Cost",
         f"{cost['seconds'] / 3600:.2f} h on {cost['machine']}: {cost['tokens']:,} tokens, "
@@ -47,23 +73,11 @@ def markdown(card: Card, plot: str | None = None) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _held_out(held_out: Card) -> str:
-    depths = " | ".join(str(depth) for depth in range(1, len(held_out["acceptance"]) + 1))
-    shares = " | ".join(f"{share:.1%}" for share in held_out["acceptance"])
-    rule = "---|" * (len(held_out["acceptance"]) + 1)
-    return (
-        f"Block efficiency {held_out['block_efficiency']:.2f} tokens per forward over "
-        f"{held_out['prompts']:,} prompts and {held_out['tokens']:,} tokens "
-        f"({held_out['conditions']}).\n\n| depth | {depths} |\n|{rule}\n| accepted | {shares} |"
-    )
-
-
-def _data(data: Card) -> str:
-    sources = "\n".join(f"- {source}" for source in data["sources"])
-    return (
-        f"{data['tokens']:,} tokens that the target wrote for {data['prompts']:,} prompts; digest "
-        f"`{data['digest']}`.\n\n{sources}\n\n{_table(data['settings'])}"
-    ).rstrip()
+def table(columns: Sequence[object], rows: Any) -> str:
+    """Render a table; nothing without rows."""
+    lines = [" | ".join(str(x).replace("|", "\\|").replace("\n", " ") for x in r) for r in rows]
+    head = [f"| {' | '.join(map(str, columns))} |", "|" + "---|" * len(columns)]
+    return "\n".join([*head, *(f"| {line} |" for line in lines)]) if lines else ""
 
 
 def _losses(losses: Sequence[Card]) -> str:
@@ -78,86 +92,169 @@ def _losses(losses: Sequence[Card]) -> str:
     )
 
 
-def _table(values: Mapping[str, object]) -> str:
-    if not values:
-        return ""
-    rows = "\n".join(f"| {_cell(key)} | {_cell(value)} |" for key, value in values.items())
-    return f"| setting | value |\n|---|---|\n{rows}"
+def markdown(card: Card, plot: str | None = None) -> str:
+    """Render the card of a drafter."""
+    held_out, data = card["held_out"], card["data"]
+    shares = [f"{share:.1%}" for share in held_out["acceptance"]]
+    sources = "\n".join(f"- {source}" for source in data["sources"])
+    size = f", {card['file_bytes'] / 2**20:.1f} MiB. Target weights: `{card['target_digest']}`."
+    middle = [
+        "## On held-out prompts",
+        f"Block efficiency {held_out['block_efficiency']:.2f} tokens per forward over "
+        f"{held_out['prompts']:,} prompts and {held_out['tokens']:,} tokens "
+        f"({held_out['conditions']}).",
+        table(("depth", *range(1, len(shares) + 1)), [("accepted", *shares)]),
+        "## Data",
+        f"{data['tokens']:,} tokens that the target wrote for {data['prompts']:,} prompts; digest "
+        f"`{data['digest']}`.",
+        sources,
+        table(("setting", "value"), data["settings"].items()),
+    ]
+    return page(card, f"{card['drafter']} for {card['target']}", size, middle, plot)
 
 
-def _cell(value: object) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A target, and texts that it wrote with their settings."""
+
+    source: ModelSource
+    texts: Sequence[Text]
+    settings: Mapping[str, str]
+
+    @classmethod
+    def of(cls, folders: Sequence[Path], source: ModelSource) -> Teacher:
+        """Read folders of `paceline train data`.
+
+        Raises:
+            InvalidOption: there are no texts, or another model wrote them.
+        """
+        texts, settings = read_folders(folders)
+        if settings["model"] != source.fingerprint:
+            raise InvalidOption(
+                f"{folders[0]} was written by another model: write text of {source.name} with "
+                "`paceline train data`"
+            )
+        return cls(source, texts, settings)
 
 
-def write_card(
-    out: Path,
-    run: TrainingRun[Any],
-    hits: Hits,
-    *,
-    drafter: str,
-    metadata: Mapping[str, str],
-    parameters: int,
-    settings: Mapping[str, object],
-    data: Mapping[str, str],
-    licence: str,
-    conditions: str,
-) -> None:
-    """Write the card of a run next to the weights at `out`; the loss curve only with matplotlib.
+class Judged(NamedTuple):
+    """Loss and greedy hits on held-out texts."""
+
+    loss: float
+    hits: Hits
+
+
+class TaughtTask(Task[Chosen, Judged]):
+    """A task whose teacher is a target: it drafts what that wrote.
+
+    Attributes:
+        name: of what drafts.
+        taught: how the base model, whose licence holds, took part.
+        conditions: of the hits, in words.
+    """
+
+    name: str
+    taught: ClassVar[str]
+    conditions: ClassVar[str]
+
+    def figures(self) -> dict[str, Any]:
+        """Return more figures on held-out texts, once they are judged."""
+        return {}
+
+    @abstractmethod
+    def save(self, out: Path, metadata: dict[str, str]) -> Path:
+        """Write what was trained and judged; return the file of the weights."""
+        ...
+
+
+def publish(
+    run: TrainingRun, out: Path, teacher: Teacher, command: str, **more: str
+) -> tuple[dict[str, Any], str]:
+    """Judge a run, write weights and card, and return its figures and a line for people.
+
+    The loss curve is drawn with matplotlib alone.
 
     Args:
-        metadata: of the weights.
-        data: settings of the texts.
-        conditions: of `hits`, in words.
+        command: for the provenance.
+        more: metadata of the weights.
 
     Raises:
         InvalidOption: a file cannot be written.
     """
-    texts = (*run.texts, *run.held_out)
-    course = run.course
-    card = {
-        "drafter": drafter,
-        "target": metadata["model_name"],
-        "target_digest": metadata["model"],
-        "licence": licence,
-        "command": metadata["command"],
-        "parameters": parameters,
-        "file_bytes": out.stat().st_size,
-        "settings": settings,
-        "data": {
-            "sources": [_SOURCE],
-            "prompts": len(texts),
-            "tokens": sum(len(text.tokens) - text.prompt_length for text in texts),
-            "digest": data["prompts"],
-            "settings": dict(data),
-        },
-        "losses": [asdict(point) for point in course.points],
-        "held_out": {
-            "prompts": len(run.held_out),
+    task, course = run.task, run.course
+    assert isinstance(task, TaughtTask)
+    judged: Judged = task.judge()
+    loss, hits = judged.loss, judged.hits
+    course.held_out(run.step, loss)
+    settings = dict(teacher.settings)
+    metadata = {
+        "model": teacher.source.fingerprint,
+        "model_name": teacher.source.name,
+        "command": command,
+        "data": json.dumps(settings, sort_keys=True),
+        "tokens": str(run.tokens),
+        "paceline": __version__,
+        "block_efficiency": f"{hits.block_efficiency:.4f}",
+        **more,
+    }
+    weights = task.save(out, metadata)
+    texts = (*task.texts, *task.held_out)
+    card = card_of(
+        run,
+        command,
+        f"as the base model's, {task.taught}",
+        {
+            "prompts": len(task.held_out),
             "tokens": hits.starts,
-            "conditions": conditions,
+            "conditions": task.conditions,
             "block_efficiency": hits.block_efficiency,
             "acceptance": hits.acceptance,
         },
-        "cost": {
-            "machine": f"{platform.machine()}, {platform.system()}",
-            "seconds": course.seconds,
-            "tokens": course.tokens,
-            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "tokens_per_second": course.tokens / course.seconds if course.seconds else 0.0,
+        drafter=task.name,
+        target=teacher.source.name,
+        target_digest=teacher.source.fingerprint,
+        file_bytes=weights.stat().st_size,
+        data={
+            "sources": [_SOURCE],
+            "prompts": len(texts),
+            "tokens": sum(len(text.tokens) - text.prompt_length for text in texts),
+            "digest": settings["prompts"],
+            "settings": settings,
         },
-    }
+    )
     plot = None
     try:
         if importlib.util.find_spec("matplotlib") and course.points:
             from paceline.training.plots import loss_plot
 
-            plot = out.with_suffix(".png")
+            plot = weights.with_suffix(".png")
             plot.write_bytes(loss_plot(course.points))
-        write_atomically(out.with_suffix(".md"), markdown(card, plot.name if plot else None))
-        text = json.dumps(card, indent=1)
-        write_atomically(out.with_suffix(".json"), text + "\n")
+        write_atomically(weights.with_suffix(".md"), markdown(card, plot.name if plot else None))
+        write_atomically(weights.with_suffix(".json"), json.dumps(card, indent=1) + "\n")
     except OSError as error:
         raise InvalidOption(
             f"the weights are written, but no card beside them ({error.strerror or error}): free "
             "some space"
         ) from error
+    figures = {
+        "weights": str(out),
+        "finished": run.finished,
+        "steps": run.step,
+        "tokens": run.tokens,
+        "held_out": {
+            "texts": len(task.held_out),
+            "loss": loss,
+            "block_efficiency": hits.block_efficiency,
+            "acceptance": hits.acceptance,
+            **task.figures(),
+        },
+        "seconds": round(course.seconds, 1),
+        "tokens_per_second": round(course.tokens_per_second, 1),
+        "recipe": asdict(task.recipe),
+    }
+    share = " ".join(f"{each:.2f}" for each in hits.acceptance)
+    line = (
+        f"{out}: {run.tokens} tokens in {course.seconds:.0f} s; held out: block efficiency "
+        f"{hits.block_efficiency:.3f}, acceptance by depth {share}"
+    )
+    return figures, line

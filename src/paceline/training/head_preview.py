@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,9 @@ from paceline.training.batches import Batch, FeatureSource
 from paceline.training.data import DraftVocabulary, Text
 from paceline.training.module import restore_module
 from paceline.training.objective import Hits, argmax_tokens, hits, wanted
-from paceline.training.run import TrainingRun
+from paceline.training.optimisers import Rated
+from paceline.training.recipe import Recipe
+from paceline.training.run import Task
 
 # Least second moment of any direction, relative to the greatest: unseen directions still count.
 _FLOOR = 1e-6
@@ -59,8 +61,8 @@ def check_rank(trained: Trained, rank: int) -> None:
     require(1 <= rank <= most, "rank", rank, f"1 to {most}")
 
 
-class HeadPreviewTraining(TrainingRun[PreviewAgreement]):
-    """Resumable collection of hidden states at the LM head, to which head previews are fitted.
+class HeadPreviewTask(Task[Recipe, PreviewAgreement]):
+    """Collection of hidden states at the LM head, to which head previews are fitted.
 
     The fit is in closed form: there is no loss, and an update adds a text to the second moment.
     """
@@ -72,38 +74,32 @@ class HeadPreviewTraining(TrainingRun[PreviewAgreement]):
         features: FeatureSource,
         texts: Sequence[Text],
         held_out: Sequence[Text],
-        *,
         rank: int,
-        checkpoint_at: Path | None = None,
     ) -> None:
+        super().__init__(Recipe(), texts, held_out)
         module = restore_module(trained, source)
         self._trained, self._width = trained, trained.network.geometry.width
         self._head = module.get_buffer("head")
         # Behind a head that changes nothing, "logits" are the hidden states themselves.
         module.register_buffer("head", torch.eye(self._width), persistent=False)
-        self._module, self._features, self.rank = module, features, rank
-        self._moment = torch.zeros(self._width, self._width, dtype=torch.float64)
+        self._network, self._features, self.rank = module, features, rank
         vocabulary = DraftVocabulary(trained.draft_ids, source.config.vocab_size, 1.0)
         self._places = torch.from_numpy(vocabulary.labels(np.arange(vocabulary.size)))
-        collected = nn.Module()
-        collected.register_buffer("moment", self._moment)
-        super().__init__(
-            collected,
-            (),
-            torch.Generator(),
-            texts,
-            held_out,
-            steps=len(texts),
-            batch_tokens=1,
-            seed=0,
-            settings={**trained.metadata, "texts": [text.index for text in texts]},
-            checkpoint_at=checkpoint_at,
-        )
+        self._moment = torch.zeros(self._width, self._width, dtype=torch.float64)
+        self.module, self.steps = nn.Module(), len(texts)
+        self.module.register_buffer("moment", self._moment)
 
-    def batches(self, epoch: int) -> list[list[Text]]:
-        return [[text] for text in self.texts]
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**self._trained.metadata, "texts": [text.index for text in self.texts]}
 
-    def losses(self, texts: Sequence[Text]) -> Iterator[tuple[Tensor, float]]:
+    def optimisers(self) -> list[Rated]:
+        return []
+
+    def batch(self, step: int) -> list[Text]:
+        return [self.texts[step]]
+
+    def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
         self.add(self._features.batch(texts))
         return iter(())
 
@@ -160,7 +156,7 @@ class HeadPreviewTraining(TrainingRun[PreviewAgreement]):
     def _states(self, batch: Batch) -> list[Tensor]:
         with torch.no_grad():
             features, tokens = torch.from_numpy(batch.features), torch.from_numpy(batch.tokens)
-            states: list[Tensor] = self._module(features, tokens)
+            states: list[Tensor] = self._network(features, tokens)
             return states
 
 

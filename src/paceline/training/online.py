@@ -21,7 +21,7 @@ from paceline.training.data import DraftVocabulary
 from paceline.training.losses import find_loss
 from paceline.training.module import restore_module
 from paceline.training.objective import forward
-from paceline.training.run import optimisers, update
+from paceline.training.optimisers import optimisers, update
 
 # Token limit of an update's batch.
 _BATCH_TOKENS = 1024
@@ -54,7 +54,7 @@ class OnlineLearner:
         self._places = torch.from_numpy(vocabulary.labels(np.arange(vocabulary.size)))
         self._loss = find_loss(loss)
         self._rates = rate, rate * _VECTOR_RATE
-        self._optimisers = optimisers(self._module, *self._rates)
+        self._optimisers = optimisers(self._module.named(), *self._rates)
 
     def learn(self, examples: Sequence[Example]) -> dict[str, LogitArray] | None:
         """Make one pass over examples; return the new float32 parameters.
@@ -66,7 +66,7 @@ class OnlineLearner:
         finite = all(self._step(batch) for batch in _batches(examples))
         if not finite or not all(bool(each.isfinite().all()) for each in named.values()):
             self._module.load(before)
-            self._optimisers = optimisers(self._module, *self._rates)
+            self._optimisers = optimisers(self._module.named(), *self._rates)
             return None
         return {name: each.detach().numpy().copy() for name, each in named.items()}
 

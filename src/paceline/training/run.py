@@ -1,14 +1,11 @@
-"""Checkpointed training loop: optimisers, schedules, finite check, loss course, exact resume.
-
-Schedules are pure functions of the step (an update, from 0), so a resumed run is identical.
-"""
+"""The one loop of all training: a task's batches and losses, updates, checkpoints, exact resume."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -17,114 +14,85 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from paceline.core import processor
-from paceline.core.options import require
 from paceline.errors import InvalidOption
 from paceline.training import checkpoint
-from paceline.training.batches import order
 from paceline.training.data import Text
-from paceline.training.module import DraftModule
+from paceline.training.optimisers import Rated, update
+from paceline.training.recipe import Recipe
 
-Quality = TypeVar("Quality")
-
-# Optimiser and its peak learning rate.
-Rated = tuple[Optimizer, float]
-
-
-# Coefficients and steps of the Newton-Schulz iteration (Jordan et al. 2024).
-_QUINTIC, _ITERATIONS = (3.4445, -4.7750, 2.0315), 5
+Settings = TypeVar("Settings", bound=Recipe)
+Quality = TypeVar("Quality", covariant=True)
 
 
-class Muon(Optimizer):
-    """Orthogonalised momentum for matrices (Jordan et al. 2024).
+class Task(ABC, Generic[Settings, Quality]):
+    """A thing to train: its parameters, its batches, what they minimise, and how it is judged.
 
-    That of PyTorch iterates in bfloat16, which processors without its instructions emulate, many
-    times slower: there this one iterates in float32.
+    Attributes:
+        module: checkpoints hold its parameters and persistent buffers.
+        steps: updates of a whole run.
+        texts, held_out: those that it learns from, and those that `judge` reads.
+        generator: of the initial parameters, on the CPU.
+        rng: of draws while it trains, resumed with the run.
     """
 
-    def __init__(self, matrices: Iterable[Tensor], lr: float, momentum: float = 0.95) -> None:
-        super().__init__(matrices, {"lr": lr, "momentum": momentum})
+    module: nn.Module
+    steps: int
 
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for matrix in group["params"]:
-                if matrix.grad is None:
-                    continue
-                state = self.state[matrix]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(matrix)
-                mean = state["momentum_buffer"].lerp_(matrix.grad, 1 - group["momentum"])
-                found = _orthogonal(matrix.grad.lerp(mean, group["momentum"]))
-                spread = math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1]))
-                matrix.add_(found, alpha=-group["lr"] * spread)
+    def __init__(
+        self, recipe: Settings, texts: Sequence[Text] = (), held_out: Sequence[Text] = ()
+    ) -> None:
+        self.recipe, self.texts, self.held_out = recipe, texts, held_out
+        self.generator = torch.Generator().manual_seed(recipe.seed)
+        self.rng = np.random.default_rng(recipe.seed)
 
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The recipe, as cards show it."""
+        return asdict(self.recipe)
 
-def _orthogonal(matrix: Tensor) -> Tensor:
-    half = matrix.is_cuda or processor.multiplies_bf16()
-    x = matrix.to(torch.bfloat16 if half else torch.float32)
-    tall = len(x) > x.shape[1]
-    x = x.T if tall else x
-    x = x / x.norm().clamp(min=1e-7)
-    a, b, c = _QUINTIC
-    for _ in range(_ITERATIONS):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.T if tall else x).to(matrix.dtype)
+    @property
+    def settings(self) -> dict[str, Any]:
+        """JSON-serialisable values that a resumed run must share."""
+        return {**self.chosen, "texts": len(self.texts)}
 
+    @abstractmethod
+    def optimisers(self) -> list[Rated]:
+        """Return optimisers of all parameters, with peak learning rates."""
+        ...
 
-def optimisers(module: DraftModule, matrix_rate: float, vector_rate: float) -> list[Rated]:
-    """Build Muon for matrices (Jordan et al. 2024) and AdamW for all other parameters, if any."""
-    matrices: list[Tensor] = []
-    others: list[Tensor] = []
-    for name, parameter in module.named().items():
-        is_matrix = parameter.ndim == 2 and name not in ("slots", "blank")
-        (matrices if is_matrix else others).append(parameter)
-    out: list[Rated] = []
-    if matrices:
-        out.append((Muon(matrices, matrix_rate), matrix_rate))
-    if others:
-        betas = (0.9, 0.95)
-        adam = torch.optim.AdamW(others, lr=vector_rate, betas=betas, weight_decay=0.0)
-        out.append((adam, vector_rate))
-    return out
+    def begin(self) -> None:
+        """Set what is found in the texts; not called where a run goes on."""
+        return
+
+    @abstractmethod
+    def batch(self, step: int) -> Sequence[Text]:
+        """Return the texts of a step (from 0), a function of its number."""
+        ...
+
+    @abstractmethod
+    def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
+        """Yield what a batch minimises, an optimiser step each, and the loss to report."""
+        ...
+
+    @abstractmethod
+    def judge(self) -> Quality:
+        """Measure quality on what is held out."""
+        ...
 
 
-def update(
-    parameters: Iterable[Tensor], rated: Sequence[Rated], loss: Tensor, clip: float | None
-) -> None:
-    """Make one optimiser step on a finite scalar loss; `clip` is the gradient norm limit."""
-    for optimiser, _ in rated:
-        optimiser.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    if clip is not None:
-        torch.nn.utils.clip_grad_norm_(parameters, clip)
-    for optimiser, _ in rated:
-        optimiser.step()
+class Passes:
+    """Batches of pass after pass over texts; `of` returns those of a pass by its number."""
 
+    def __init__(self, of: Callable[[int], list[list[Text]]]) -> None:
+        self._of, self._passes = of, 0
+        self._known: list[list[Text]] = []
 
-def warm_up(step: int, steps: int) -> float:
-    """Return the factor of linear warm-up, from 1 / `steps` at the first step to 1 at the last."""
-    return min(1.0, (step + 1) / steps) if steps else 1.0
-
-
-def cosine(step: int, *, peak: float, steps: int, warm: int = 0, floor: float = 0.0) -> float:
-    """Return the learning rate of cosine decay (SGDR, arXiv:1608.03983) from `peak` to `floor`.
-
-    `steps` includes the `warm` steps of linear warm-up, the last of which has the peak rate.
-
-    Raises:
-        InvalidOption: the warm-up fills the run, or the floor is above the peak.
-    """
-    require(0 <= warm < steps, "warm-up", warm, f"0 to {steps - 1} of {steps} steps")
-    require(0 <= floor <= peak, "floor", floor, f"0 to the peak of {peak}")
-    if step < warm:
-        return peak * warm_up(step, warm)
-    first = max(0, warm - 1)  # the step that has the full rate
-    done = min(1.0, (step - first) / max(1, steps - 1 - first))
-    return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * done))
+    def __getitem__(self, step: int) -> list[Text]:
+        while step >= len(self._known):
+            self._known += self._of(self._passes)
+            self._passes += 1
+        return self._known[step]
 
 
 def check_finite(loss: float, step: int, checkpoint: Path | None) -> None:
@@ -203,89 +171,45 @@ class LossCourse:
         self._recent.clear()
 
 
-class TrainingRun(ABC, Generic[Quality]):
-    """Resumable run over texts; iterate over `run`, then `judge`.
+class TrainingRun:
+    """A run of a task; iterate over `run`, then judge.
 
     Attributes:
-        warm_up: share of the updates.
-        clip: gradient norm limit.
         resumed: the checkpoint was loaded.
-        held_out: texts that `judge` reads.
     """
 
-    warm_up: float = 0.0
-    clip: float | None = None
-
-    def __init__(
-        self,
-        module: nn.Module,
-        rated: Sequence[Rated],
-        generator: torch.Generator,
-        texts: Sequence[Text],
-        held_out: Sequence[Text],
-        *,
-        steps: int,
-        batch_tokens: int,
-        seed: int,
-        settings: Mapping[str, Any],
-        checkpoint_at: Path | None,
-    ) -> None:
+    def __init__(self, task: Task[Any, Any], checkpoint_at: Path | None = None) -> None:
         """Resume the checkpoint, if there is one.
-
-        Args:
-            generator: of the initial parameters, on the CPU.
-            settings: JSON-serialisable values that a resumed run must share.
 
         Raises:
             InvalidOption: the checkpoint has other settings.
             ModelError: the checkpoint is damaged.
         """
-        self.texts, self.held_out = texts, held_out
-        self.steps, self.step, self.tokens = steps, 0, 0
-        self.rng = np.random.default_rng(seed)
+        self.task, self.steps = task, task.steps
+        self.step = self.tokens = 0
         self.course = LossCourse()
-        self._batch_tokens, self._seed = batch_tokens, seed
-        self._parameters, self._rated = list(module.parameters()), rated
-        self._settings, self._checkpoint = settings, checkpoint_at
+        self._parameters, self._rated = list(task.module.parameters()), task.optimisers()
+        self._settings, self._checkpoint = task.settings, checkpoint_at
         self._state = checkpoint.TrainingState(
-            module, [optimiser for optimiser, _ in rated], generator, self.rng
+            task.module, [optimiser for optimiser, _ in self._rated], task.generator, task.rng
         )
         self.resumed = self._saved = checkpoint_at is not None and checkpoint_at.exists()
         if checkpoint_at is not None and self.resumed:
-            progress = checkpoint.load(checkpoint_at, self._state, settings)
+            progress = checkpoint.load(checkpoint_at, self._state, self._settings)
             self.step, self.tokens = progress.step, int(progress.data["tokens"])
             self.course = LossCourse(progress.data["notes"])
+        else:
+            task.begin()
 
-    @abstractmethod
-    def losses(self, texts: Sequence[Text]) -> Iterator[tuple[Tensor, float]]:
-        """Yield what a batch minimises, an optimiser step each, and the loss to report."""
-        ...
-
-    @abstractmethod
-    def judge(self) -> Quality:
-        """Measure quality on the held-out texts."""
-        ...
-
-    def rate(self, peak: float) -> float:
-        """Return the learning rate at the current step: warm-up, then cosine decay to 2%."""
-        warm = round(self.warm_up * self.steps) if self.steps > 1 else 0
-        return cosine(self.step, peak=peak, steps=self.steps, warm=warm, floor=0.02 * peak)
-
-    def batches(self, epoch: int) -> list[list[Text]]:
-        """Return the batches of a pass over the texts, a pure function of its number."""
-        return order(self.texts, self._batch_tokens, self._seed + epoch)
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.steps
 
     def run(self) -> Iterator[TrainingStep]:
         """Train to the end, one update at a time; InvalidOption if the loss is not finite."""
         self.course.start()
-        groups: list[list[Text]] = []
-        begin = epoch = 0
-        while self.step < self.steps:
-            while self.step >= begin + len(groups):
-                begin += len(groups)
-                groups = self.batches(epoch)
-                epoch += 1
-            report = self._update(groups[self.step - begin])
+        while not self.finished:
+            report = self._update(self.task.batch(self.step))
             self.course.add(report)
             yield report
 
@@ -296,22 +220,21 @@ class TrainingRun(ABC, Generic[Quality]):
             checkpoint.save(self._checkpoint, self._state, progress, self._settings)
             self._saved = True
 
-    def finish(self) -> bool:
-        """Return if all updates are done; then delete the checkpoint."""
-        done = self.step >= self.steps
-        if done and self._checkpoint is not None:
+    def close(self) -> None:
+        """Delete the checkpoint if all updates are done."""
+        if self.finished and self._checkpoint is not None:
             self._checkpoint.unlink(missing_ok=True)
-        return done
 
     def _update(self, texts: Sequence[Text]) -> TrainingStep:
+        recipe = self.task.recipe
         for optimiser, peak in self._rated:
             for group in optimiser.param_groups:
-                group["lr"] = self.rate(peak)
+                group["lr"] = recipe.scheduled(peak, self.step, self.steps)
         values = []
-        for loss, value in self.losses(texts):
+        for loss, value in self.task.losses(texts, self.step):
             for each in {value, float(loss.detach())}:
                 check_finite(each, self.step, self._checkpoint if self._saved else None)
-            update(self._parameters, self._rated, loss, self.clip)
+            update(self._parameters, self._rated, loss, recipe.clip)
             values.append(value)
         self.step += 1
         self.tokens += sum(len(text.tokens) for text in texts)

@@ -17,8 +17,10 @@ from paceline.networks.catalogue import build
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource
 from paceline.training.data import Text, count_tokens, keep_frequent
+from paceline.training.drafter import DrafterTask
 from paceline.training.module import DraftModule
-from paceline.training.trainer import Recipe, Trainer
+from paceline.training.recipe import DrafterRecipe
+from paceline.training.run import TrainingRun
 from paceline.zoo.networks.falcon import Falcon
 from paceline.zoo.networks.glancing import Glance, some
 
@@ -116,22 +118,23 @@ CONFIG = tiny_config(vocab_size=64)
 TENSORS = named_tensors(CONFIG)
 
 
-def trainer(place: Path | None = None, **settings: bool) -> Trainer:
+def trainer(place: Path | None = None, **settings: bool) -> TrainingRun:
     rng = np.random.default_rng(0)
     written = [Text(i, np.tile(rng.integers(64, size=4), 5), 2) for i in range(48)]
     vocabulary = keep_frequent(count_tokens((t.tokens for t in written), 64), 48, (2,))
     network = build("falcon", Geometry.of(CONFIG), settings)
     source = FeatureSource(TorchTarget(CONFIG, TENSORS))
     table = TENSORS["embed"]
-    recipe = Recipe(1600, batch_tokens=200, precision="fp32")
-    return Trainer(network, vocabulary, table, table, written, source, recipe, checkpoint_at=place)
+    recipe = DrafterRecipe(tokens=1600, batch_tokens=200, training_precision="fp32")
+    task = DrafterTask(network, vocabulary, table, table, written, source, recipe)
+    return TrainingRun(task, place)
 
 
 def test_a_glancing_run_learns_and_resumes_exactly(tmp_path: Path) -> None:
     whole = trainer()
-    before, _ = whole.judge()
+    before, _ = whole.task.judge()
     losses = [report.loss for report in whole.run()]
-    assert whole.judge()[0] < before
+    assert whole.task.judge()[0] < before
     place = tmp_path / "a.checkpoint"
     cut = trainer(place)
     seen = []
@@ -144,4 +147,4 @@ def test_a_glancing_run_learns_and_resumes_exactly(tmp_path: Path) -> None:
     assert seen == losses
     without = trainer(glancing=False)
     assert [report.loss for report in without.run()] != losses
-    assert without.judge() != whole.judge()
+    assert without.task.judge() != whole.task.judge()

@@ -19,11 +19,13 @@ from paceline.runtimes.torch.model import TorchModel
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.chains import Chains, place
 from paceline.training.data import Text
-from paceline.zoo.ppd.training import PromptRecipe, PromptTrainer, guesses
+from paceline.training.run import TrainingRun
+from paceline.zoo.ppd.recipe import PromptRecipe
+from paceline.zoo.ppd.training import PromptTask, guesses
 
 CONFIG = tiny.tiny_config()
 TENSORS = tiny.named_tensors(CONFIG)
-RECIPE = PromptRecipe(steps=6, batch_tokens=60, chains=4, precision="fp32")
+RECIPE = PromptRecipe(steps=6, batch_tokens=60, chains=4, training_precision="fp32")
 
 
 def network(dtype: torch.dtype = torch.float32) -> TorchModel:
@@ -105,9 +107,9 @@ def test_chains_guess_tokens_of_the_answer_alone() -> None:
 
 
 def test_the_loss_weighs_every_offset_less_than_the_one_before() -> None:
-    trainer = PromptTrainer(network(), texts(41), replace(RECIPE, decay=0.5))
-    _, loss, _ = trainer._forward(BATCH)
-    student, teacher, _ = guesses(network(), torch.from_numpy(trainer.embeddings()), BATCH)
+    task = PromptTask(network(), texts(41), replace(RECIPE, decay=0.5))
+    _, loss, _ = task._forward(BATCH)
+    student, teacher, _ = guesses(network(), torch.from_numpy(task.embeddings()), BATCH)
     p, q = teacher.log_softmax(1), student.detach().log_softmax(1)
     divergence = (p.exp() * (p - q)).sum(1).reshape(-1, 3).mean(0)
     expected = (divergence * torch.tensor([1, 0.5, 0.25])).sum() / 1.75
@@ -116,60 +118,65 @@ def test_the_loss_weighs_every_offset_less_than_the_one_before() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_training_brings_guesses_nearer_to_the_target(precision: str) -> None:
-    recipe = replace(RECIPE, steps=60, precision=precision, rate=0.1)
-    trainer = PromptTrainer(network(), texts(60), recipe)
-    before = trainer.judge()
-    reports = list(trainer.run())
-    after = trainer.judge()
+    recipe = replace(RECIPE, steps=60, training_precision=precision, rate=0.1)
+    task = PromptTask(network(), texts(60), recipe)
+    before = task.judge()
+    reports = list(TrainingRun(task).run())
+    after = task.judge()
     assert [report.step for report in reports] == list(range(1, 61))
     assert after.loss < 0.95 * before.loss
-    assert after.hits.starts == len(trainer.held_out) * 4
+    assert after.hits.starts == len(task.held_out) * 4
 
 
 def test_ranks_are_counted_while_guesses_before_are_among_them() -> None:
-    judged = PromptTrainer(network(), texts(82), RECIPE).judge()
-    trials, hits = judged.ranks.trials, judged.ranks.hits
+    task = PromptTask(network(), texts(82), RECIPE)
+    judged = task.judge()
+    trials, hits = task.ranks.trials, task.ranks.hits
     assert trials[0].tolist() == [judged.hits.starts] * 10
     for offset in (1, 2):
         assert trials[offset, 0] == hits[offset - 1].sum()
     assert hits[0, 0] == judged.hits.accepted[0]
 
 
-def run_to(trainer: PromptTrainer, step: int) -> LogitArray:
-    for report in trainer.run():
+def run_to(run: TrainingRun, step: int) -> LogitArray:
+    for report in run.run():
         if report.step == step:
             break
-    return trainer.embeddings()
+    assert isinstance(run.task, PromptTask)
+    return run.task.embeddings()
 
 
 def test_a_run_resumes_to_the_same_numbers(tmp_path: Path) -> None:
-    whole = run_to(PromptTrainer(network(), texts(60), RECIPE), 6)
+    def run(place: Path | None = None, recipe: PromptRecipe = RECIPE) -> TrainingRun:
+        return TrainingRun(PromptTask(network(), texts(60), recipe), place)
+
+    whole = run_to(run(), 6)
     place = tmp_path / "a.checkpoint"
-    first = PromptTrainer(network(), texts(60), RECIPE, checkpoint_at=place)
+    first = run(place)
     run_to(first, 3)
     first.save()
-    second = PromptTrainer(network(), texts(60), RECIPE, checkpoint_at=place)
+    second = run(place)
     assert (second.step, second.tokens) == (3, first.tokens)
     np.testing.assert_array_equal(run_to(second, 6), whole)
     other = replace(RECIPE, rate=0.5)
     with pytest.raises(InvalidOption, match=r"other settings \(rate\)"):
-        PromptTrainer(network(), texts(60), other, checkpoint_at=place)
-    assert not np.array_equal(run_to(PromptTrainer(network(), texts(60), other), 6), whole)
+        run(place, other)
+    assert not np.array_equal(run_to(run(recipe=other), 6), whole)
 
 
 def test_a_loss_that_is_no_number_stops_the_run() -> None:
-    trainer = PromptTrainer(network(), texts(60), RECIPE)
+    task = PromptTask(network(), texts(60), RECIPE)
     with torch.no_grad():
-        trainer._module.rows[1, 0] = torch.inf
+        task.rows[1, 0] = torch.inf
     with pytest.raises(InvalidOption, match="the loss is nan at step 0: begin again"):
-        next(trainer.run())
-    assert np.isfinite(trainer.embeddings()[0]).all()
+        next(TrainingRun(task).run())
+    assert np.isfinite(task.embeddings()[0]).all()
 
 
 def test_too_few_texts_are_refused() -> None:
     short = [Text(i, np.arange(5), 4) for i in range(99)]
     with pytest.raises(InvalidOption, match="40 texts whose answers have 3 tokens are too few"):
-        PromptTrainer(network(), [*texts(40), *short], RECIPE)
+        PromptTask(network(), [*texts(40), *short], RECIPE)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +185,7 @@ def test_too_few_texts_are_refused() -> None:
         ({"steps": 0}, "steps must be 1 or more"),
         ({"chains": 0}, "chains must be 1 or more"),
         ({"rate": 0.0}, "rate must be more than 0"),
-        ({"precision": "fp8"}, "fp32 or bf16"),
+        ({"training_precision": "fp8"}, "fp32 or bf16"),
         ({"loss": "hope"}, "loss 'hope' is unknown"),
     ],
 )

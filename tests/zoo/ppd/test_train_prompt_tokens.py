@@ -69,7 +69,7 @@ def test_weights_load_and_a_card_stands_beside_them(
     assert out.with_suffix(".md").read_text().startswith("# ppd for ")
     assert not out.with_suffix(".checkpoint").exists()
     text = command(*arguments(model, data, out))
-    assert text.out.startswith(f"{out}: 4 updates in ")
+    assert text.out.startswith(f"{out}: {figures['tokens']} tokens in ")
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_weights(

@@ -8,31 +8,37 @@ that the filter sees such canvases as it makes itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.core.cache import written_file
 from paceline.core.options import require
 from paceline.core.types import BoolArray, IntArray, ProbArray
 from paceline.measure import parallel_tasks
+from paceline.training.data import Text
 from paceline.training.denoisers.decode import best_tokens, decode
-from paceline.training.denoisers.module import DenoiserModule
 from paceline.training.denoisers.rows import EOS, MASK, ExampleRows, pack, text_of, vocabulary
+from paceline.training.model import TrainableModel
+from paceline.training.optimisers import Rated
+from paceline.training.recipe import FilterRecipe
+from paceline.training.run import Task
 
 Examples = tuple[ProbArray, BoolArray]
 """float64 and bool `[examples, block]`: largest probabilities, 1 where filled; and right picks,
 filled places among them."""
 
+_SURE = 0.9  # of scores that are judged
+
 
 @torch.no_grad()
 def replay(
-    module: DenoiserModule, prompts: Sequence[IntArray], answers: Sequence[IntArray], block: int
+    model: TrainableModel, prompts: Sequence[IntArray], answers: Sequence[IntArray], block: int
 ) -> Examples:
     """Replay answers of a "full" denoiser, block after block, and return what its picks were.
 
@@ -45,7 +51,7 @@ def replay(
     seen, right = [], []
     while open_ := [i for i, each in enumerate(canvases) if (each == MASK).any()]:
         packed = pack([_rows(prompts[i], canvases[i]) for i in open_])
-        sure, best = best_tokens(module, packed)
+        sure, best = best_tokens(model, packed)
         for i, (bin_, begin) in zip(open_, packed.places, strict=True):
             canvas = canvases[i]
             start = int(np.flatnonzero(canvas == MASK)[0]) // block * block
@@ -70,7 +76,7 @@ def _rows(prompt: IntArray, canvas: IntArray) -> ExampleRows:
     return ExampleRows(tokens, np.arange(count), sees, nothing, nothing.astype(np.float64))
 
 
-def collect(module: DenoiserModule, count: int, block: int, length: int, seed: int = 0) -> Examples:
+def collect(model: TrainableModel, count: int, block: int, length: int, seed: int = 0) -> Examples:
     """Return examples of `count` cases that are not held out, of all tasks by turns.
 
     Raises InvalidOption if the canvas is no multiple of the block.
@@ -87,11 +93,11 @@ def collect(module: DenoiserModule, count: int, block: int, length: int, seed: i
     texts = [text_of(case, ids) for case in drawn]
     prompts = [text.tokens[: text.prompt_length] for text in texts]
     answers = []
-    for answer in decode(module, prompts, "full", length=length):
+    for answer in decode(model, prompts, "full", length=length):
         whole = np.full(length, EOS)
         whole[: len(answer)] = answer
         answers.append(whole)
-    return replay(module, prompts, answers, block)
+    return replay(model, prompts, answers, block)
 
 
 class ConfidenceFilter(nn.Module):
@@ -102,61 +108,61 @@ class ConfidenceFilter(nn.Module):
         torch.manual_seed(seed)
         self.enter, self.leave = nn.Linear(block, hidden), nn.Linear(hidden, block)
 
-    def forward(self, seen: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.leave(functional.relu(self.enter(seen)))
+    def forward(self, seen: Tensor) -> Tensor:
+        scores: Tensor = self.leave(functional.relu(self.enter(seen)))
         return scores
 
 
-def fit(
-    examples: Examples,
-    *,
-    hidden: int | None = None,
-    steps: int = 8000,
-    rate: float = 3e-3,
-    seed: int = 0,
-) -> ConfidenceFilter:
-    """Fit a filter to places that are not filled yet, by AdamW over all examples at once.
+class FilterTask(Task[FilterRecipe, dict[str, float]]):
+    """A filter, from all examples at once; places that are filled do not count.
 
-    `hidden` is the inner width, the block if None.
+    `judge` returns precision, recall and base rate of scores above 0.9 at open places.
     """
-    seen, right = torch.from_numpy(examples[0]).float(), torch.from_numpy(examples[1]).float()
-    block = seen.shape[1]
-    network = ConfidenceFilter(block, hidden or block, seed)
-    optimiser = torch.optim.AdamW(network.parameters(), lr=rate)
-    open_ = seen < 1
-    for _ in range(steps):
-        optimiser.zero_grad()
-        loss = functional.binary_cross_entropy_with_logits(network(seen)[open_], right[open_])
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-    return network
 
+    module: ConfidenceFilter
 
-@torch.no_grad()
-def judge(network: ConfidenceFilter, examples: Examples, tau: float = 0.9) -> dict[str, float]:
-    """Return precision, recall and base rate of scores above `tau`, at places that are open."""
-    seen = torch.from_numpy(examples[0]).float()
-    open_ = examples[0] < 1
-    chosen = (network(seen).sigmoid() > tau).numpy()[open_]
-    right = examples[1][open_]
-    both = float((chosen & right).sum())
-    return {
-        "precision": both / max(1, int(chosen.sum())),
-        "recall": both / max(1, int(right.sum())),
-        "right": float(right.mean()),
-    }
+    def __init__(self, recipe: FilterRecipe, taught: Examples, apart: Examples) -> None:
+        super().__init__(recipe)
+        self.steps, self._apart = recipe.steps, apart
+        self._seen, self._right = (torch.from_numpy(each).float() for each in taught)
+        self._open = self._seen < 1
+        block = self._seen.shape[1]
+        self.module = ConfidenceFilter(block, recipe.hidden or block, recipe.seed)
 
+    def optimisers(self) -> list[Rated]:
+        rate = self.recipe.rate
+        return [(torch.optim.AdamW(self.module.parameters(), lr=rate), rate)]
 
-def save_filter(out: Path, network: ConfidenceFilter, metadata: dict[str, str]) -> None:
-    """Write float32 `in.weight`, `in.bias`, `out.weight` and `out.bias`.
+    def batch(self, step: int) -> Sequence[Text]:
+        return ()
 
-    Raises InvalidOption if the file cannot be written.
-    """
-    parts = {"in": network.enter, "out": network.leave}
-    tensors = {
-        f"{name}.{kind}": getattr(part, kind).detach()
-        for name, part in parts.items()
-        for kind in ("weight", "bias")
-    }
-    with written_file(out, "free space or give another --out") as part:
-        part.write_bytes(save(tensors, metadata))
+    def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
+        scores = self.module(self._seen)[self._open]
+        loss = functional.binary_cross_entropy_with_logits(scores, self._right[self._open])
+        yield loss, float(loss.detach())
+
+    @torch.no_grad()
+    def judge(self) -> dict[str, float]:
+        seen, right = self._apart
+        open_ = seen < 1
+        chosen = (self.module(torch.from_numpy(seen).float()).sigmoid() > _SURE).numpy()[open_]
+        right = right[open_]
+        both = float((chosen & right).sum())
+        return {
+            "precision": both / max(1, int(chosen.sum())),
+            "recall": both / max(1, int(right.sum())),
+            "right": float(right.mean()),
+        }
+
+    def save(self, out: Path, metadata: dict[str, str]) -> None:
+        """Write float32 `in.weight`, `in.bias`, `out.weight` and `out.bias`.
+
+        Raises InvalidOption if the file cannot be written.
+        """
+        names = {"enter": "in", "leave": "out"}
+        tensors = {}
+        for name, each in self.module.state_dict().items():
+            part, kind = name.split(".")
+            tensors[f"{names[part]}.{kind}"] = each
+        with written_file(out, "free space or give another --out") as part_file:
+            part_file.write_bytes(save(tensors, metadata))

@@ -13,7 +13,6 @@ import torch
 
 from paceline.core.types import IntArray, ProbArray
 from paceline.measure import parallel_tasks
-from paceline.training.denoisers.module import DenoiserModule
 from paceline.training.denoisers.rows import (
     EOS,
     MASK,
@@ -25,6 +24,7 @@ from paceline.training.denoisers.rows import (
     text_of,
     vocabulary,
 )
+from paceline.training.model import TrainableModel
 
 Way = Literal["full", "block", "order", "causal"]
 """Kinds, and "causal": a "block" denoiser from left to right, by its clean rows."""
@@ -32,7 +32,7 @@ Way = Literal["full", "block", "order", "causal"]
 
 @torch.no_grad()
 def decode(
-    module: DenoiserModule,
+    model: TrainableModel,
     prompts: Sequence[IntArray],
     kind: Way,
     *,
@@ -57,7 +57,7 @@ def decode(
             examples.append(rows)
             asked.append((at, places))
         packed = pack(examples)
-        sure, best = best_tokens(module, packed)
+        sure, best = best_tokens(model, packed)
         for i, (bin_, begin), (at, places) in zip(open_, packed.places, asked, strict=True):
             index = int(sure[bin_, begin + at].argmax())
             place = int(places[index])
@@ -66,12 +66,12 @@ def decode(
     return [answer[: _first_end(answer)].tolist() for answer in answers]
 
 
-def best_tokens(module: DenoiserModule, packed: PackedRows) -> tuple[ProbArray, IntArray]:
+def best_tokens(model: TrainableModel, packed: PackedRows) -> tuple[ProbArray, IntArray]:
     """Return the most probable token of each row, `[bins, rows]`, and its probability.
 
     Masks, padding and unknown words have none.
     """
-    logits = module(packed.tokens, packed.positions, packed.sees)
+    logits = model.packed(packed.tokens, packed.positions, packed.sees)
     logits[..., [MASK, PAD, UNKNOWN]] = -torch.inf
     sure, best = logits.softmax(-1).max(-1)
     return sure.double().numpy(), best.numpy()
@@ -119,7 +119,7 @@ def _asked(
 
 
 def accuracy(
-    module: DenoiserModule, kind: Way, *, count: int, seed: int = 0, block: int = 8
+    model: TrainableModel, kind: Way, *, count: int, seed: int = 0, block: int = 8
 ) -> dict[str, float]:
     """Return the share of strictly right answers by task, on `count` held-out cases of each."""
     ids = vocabulary()
@@ -129,7 +129,7 @@ def accuracy(
         cases = list(parallel_tasks.cases(name, count, seed))
         texts = [text_of(case, ids) for case in cases]
         prompts = [text.tokens[: text.prompt_length] for text in texts]
-        answers = decode(module, prompts, kind, block=block)
+        answers = decode(model, prompts, kind, block=block)
         right = [
             parallel_tasks.grade(case, " ".join(words[i] for i in answer)).strict
             for case, answer in zip(cases, answers, strict=True)

@@ -1,12 +1,12 @@
-"""Denoisers on disk: Hugging Face directories of Llama, with one more entry in `config.json`."""
+"""Models of tasks on disk: Hugging Face directories of Llama with a card.
+
+Their words are those of the tasks. `config.json` of a denoiser has one more entry.
+"""
 
 from __future__ import annotations
 
 import json
-import platform
-import resource
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,24 @@ from torch import Tensor
 
 from paceline.core.cache import whole_file, write_atomically
 from paceline.errors import InvalidOption
-from paceline.models.config import ModelConfig
-from paceline.models.families.base import HF_PARTS
+from paceline.models.families import hf_config
 from paceline.models.source import DirectorySource
-from paceline.training.denoisers.module import NORM_EPS, ROPE_BASE, DenoiserModule, DenoiserRecipe
+from paceline.training.card import Card, page, table
 from paceline.training.denoisers.rows import EOS, MASK, PAD, SPECIAL, UNKNOWN, vocabulary
-from paceline.training.denoisers.run import JUDGED, DenoiserTraining
+from paceline.training.model import TrainableModel, drawn
+from paceline.training.recipe import DenoiserRecipe, ExpertRecipe
 
 CONTEXT = 256  # far beyond what is trained
+
+LICENCE = "Apache-2.0: weights and training data are of this project"
+
+
+def denoiser(recipe: DenoiserRecipe, generator: torch.Generator) -> TrainableModel:
+    """Return a denoiser with weights at random."""
+    width, ffn = recipe.width, recipe.ffn
+    config = hf_config(config_json(recipe), (EOS,))
+    parts = [("gate", ffn, width), ("up", ffn, width), ("down", width, ffn)]
+    return TrainableModel(config, drawn(config, parts, generator))
 
 
 def config_json(recipe: DenoiserRecipe) -> dict[str, Any]:
@@ -35,34 +45,34 @@ def config_json(recipe: DenoiserRecipe) -> dict[str, Any]:
     - block_size: null, since blocks of any of `BLOCKS` were trained;
     - autoregressive: clean rows that see what is before them only say the next token.
     """
-    block = recipe.kind == "block"
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        **llama_json(recipe.width, recipe.ffn, recipe.layers, recipe.head),
+        **llama_json(recipe, recipe.ffn),
         "denoiser": {
             "mask_token_id": MASK,
             "attention": recipe.kind,
             "shift": False,
             "block_size": None,
-            "autoregressive": block,
+            "autoregressive": recipe.kind == "block",
         },
     }
 
 
-def llama_json(width: int, ffn: int, layers: int, head: int) -> dict[str, Any]:
+def llama_json(recipe: DenoiserRecipe | ExpertRecipe, ffn: int) -> dict[str, Any]:
     """Return what configs of models over the words of the tasks have in common."""
+    heads = recipe.width // recipe.head
     return {
         "vocab_size": len(vocabulary()),
-        "hidden_size": width,
+        "hidden_size": recipe.width,
         "intermediate_size": ffn,
-        "num_hidden_layers": layers,
-        "num_attention_heads": width // head,
-        "num_key_value_heads": width // head,
-        "head_dim": head,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": recipe.head,
         "hidden_act": "silu",
-        "rms_norm_eps": NORM_EPS,
-        "rope_theta": ROPE_BASE,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
         "max_position_embeddings": CONTEXT,
         "tie_word_embeddings": True,
         "bos_token_id": None,
@@ -85,41 +95,29 @@ def tokenizer_json() -> str:
     return text
 
 
-def tensors(module: DenoiserModule) -> dict[str, Tensor]:
-    """Return the parameters by their names in Hugging Face checkpoints of Llama."""
-    return {_hf_name(name): each.detach() for name, each in module.named_parameters()}
-
-
-def _hf_name(name: str) -> str:
-    if not name.startswith("layers."):
-        return {"embedding": "model.embed_tokens.weight", "norm": "model.norm.weight"}[name]
-    _, layer, part = name.split(".")
-    return f"model.layers.{layer}.{HF_PARTS[part]}.weight"
-
-
-def save_denoiser(out: Path, module: DenoiserModule, recipe: DenoiserRecipe, card: Any) -> None:
-    """Write a model directory; see `save_model`."""
-    save_model(out, config_json(recipe), tensors(module), card, markdown(card))
-
-
-def save_model(out: Path, config: Any, named: Mapping[str, Tensor], card: Any, readme: str) -> None:
+def save_model(
+    out: Path,
+    config: Mapping[str, Any],
+    named: Mapping[str, Tensor],
+    card: Card,
+    title: str,
+    middle: Sequence[str],
+) -> None:
     """Write a model directory with float16 weights, and its card as `card.json` and `README.md`.
-
-    The weights come last, so that a directory that lacks some of it has none.
 
     Args:
         named: tensors by their names in Hugging Face checkpoints.
+        title, middle: of the page, as `page` takes them.
 
     Raises:
         InvalidOption: it cannot be written.
     """
-    halves = {name: each.half().contiguous() for name, each in named.items()}
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     texts = {
-        "config.json": _json(config),
-        "generation_config.json": _json({"eos_token_id": EOS, "pad_token_id": PAD}),
+        "config.json": as_json(config),
+        "generation_config.json": as_json({"eos_token_id": EOS, "pad_token_id": PAD}),
         "tokenizer.json": tokenizer_json() + "\n",
-        "tokenizer_config.json": _json(
+        "tokenizer_config.json": as_json(
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "model_max_length": CONTEXT,
@@ -130,26 +128,42 @@ def save_model(out: Path, config: Any, named: Mapping[str, Tensor], card: Any, r
                 "chat_template": template,
             }
         ),
-        "card.json": _json(card),
-        "README.md": readme,
+        "card.json": as_json(card),
+        "README.md": page(card, title, ".", middle),
     }
+    write_folder(out, texts, named, {})
+
+
+def write_folder(
+    out: Path, texts: Mapping[str, str], named: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> Path:
+    """Write text files and, as float16, the weights, whose path is returned.
+
+    These come last, so that a directory that lacks some of it has none.
+
+    Raises:
+        InvalidOption: it cannot be written.
+    """
+    halves = {name: each.half().contiguous() for name, each in named.items()}
+    weights = out / "model.safetensors"
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             write_atomically(out / name, text)
-        with whole_file(out / "model.safetensors") as part:
-            part.write_bytes(save(halves, {"format": "pt"}))
+        with whole_file(weights) as part:
+            part.write_bytes(save(halves, {"format": "pt", **metadata}))
     except OSError as error:
         raise InvalidOption(
             f"cannot write {out} ({error.strerror or error}): free space or give another --out"
         ) from error
+    return weights
 
 
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
     return json.dumps(value, indent=1) + "\n"
 
 
-def load_denoiser(path: Path) -> tuple[DenoiserModule, DenoiserRecipe]:
+def load_denoiser(path: Path) -> tuple[TrainableModel, DenoiserRecipe]:
     """Read a directory that `save_denoiser` wrote, in float32; its recipe is that of the card.
 
     Raises:
@@ -164,92 +178,24 @@ def load_denoiser(path: Path) -> tuple[DenoiserModule, DenoiserRecipe]:
         raise InvalidOption(
             f"{path} has no card of a denoiser: give a folder that paceline train denoiser wrote"
         ) from error
-    config: ModelConfig = source.config
-    module = DenoiserModule(recipe, config.vocab_size, torch.Generator())
-    weights = source.weights()
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(torch.from_numpy(weights[_canonical(name)]))
-    return module, recipe
+    model, weights = denoiser(recipe, torch.Generator()), source.weights()
+    model.load({name: torch.from_numpy(weights[name]) for name in model.own})
+    return model, recipe
 
 
-def _canonical(name: str) -> str:
-    return "embed" if name == "embedding" else name
+def save_denoiser(out: Path, model: TrainableModel, recipe: DenoiserRecipe, card: Card) -> None:
+    """Write a model directory; see `save_model`.
 
-
-def card_of(
-    run: DenoiserTraining, found: Mapping[str, Mapping[str, float]], command: str
-) -> dict[str, Any]:
-    """Return the card of a run; `found` are shares of right answers by decoding and task."""
-    right = {name: dict(each) for name, each in found.items()}
-    return card_of_run(run, {"cases": JUDGED, "right": right}, command)
-
-
-def card_of_run(run: Any, held_out: Mapping[str, Any], command: str) -> dict[str, Any]:
-    """Return the card of a run that has a module and a recipe of some kind."""
-    course = run.course
-    return {
-        "kind": run.recipe.kind,
-        "licence": "Apache-2.0: weights and training data are of this project",
-        "command": command,
-        "parameters": sum(each.numel() for each in run.module.parameters()),
-        "settings": asdict(run.recipe),
-        "held_out": dict(held_out),
-        "losses": [asdict(point) for point in course.points],
-        "cost": {
-            "machine": f"{platform.machine()}, {platform.system()}",
-            "seconds": course.seconds,
-            "tokens": course.tokens,
-            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        },
-    }
-
-
-def markdown(card: Mapping[str, Any]) -> str:
-    """Render a card."""
+    The `held_out` of the card has shares of right answers by way and task.
+    """
     held = card["held_out"]
-    ways = list(held["right"])
-    rows = [
-        f"| {task} | " + " | ".join(f"{held['right'][way][task]:.0%}" for way in ways) + " |"
-        for task in held["right"][ways[0]]
+    right: Mapping[str, Mapping[str, float]] = held["right"]
+    tasks = next(iter(right.values()))
+    rows = [(task, *(f"{right[way][task]:.0%}" for way in right)) for task in tasks]
+    middle = [
+        "## Right answers",
+        f"{held['cases']} held-out cases a task, one token per forward, greedy.",
+        table(("task", *right), rows),
     ]
-    return page(
-        card,
-        f"A denoiser, {card['kind']} attention",
-        [
-            "## Right answers",
-            "",
-            f"{held['cases']} held-out cases a task, one token per forward, greedy.",
-            "",
-            "| task | " + " | ".join(ways) + " |",
-            "|---|" + "---|" * len(ways),
-            *rows,
-        ],
-    )
-
-
-def page(card: Mapping[str, Any], title: str, middle: list[str]) -> str:
-    """Render the head of a card, some lines of its own, and its training."""
-    cost = card["cost"]
-    settings = [f"| {key} | {value} |" for key, value in card["settings"].items()]
-    return "\n".join(
-        [
-            f"# {title}",
-            "",
-            f"{card['parameters']:,} parameters. Licence: {card['licence']}.",
-            "",
-            f"```\n{card['command']}\n```",
-            "",
-            *middle,
-            "",
-            "## Training",
-            "",
-            "| setting | value |",
-            "|---|---|",
-            *settings,
-            "",
-            f"{cost['seconds'] / 3600:.2f} h on {cost['machine']}: {cost['tokens']:,} tokens of "
-            f"prompts and answers, at most {cost['peak_bytes'] / 2**30:.2f} GiB of memory.",
-            "",
-        ]
-    )
+    title = f"A denoiser, {recipe.kind} attention"
+    save_model(out, config_json(recipe), model.hf_tensors(), card, title, middle)

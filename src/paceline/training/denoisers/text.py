@@ -10,34 +10,35 @@ each of its rows says the token behind it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
-from paceline.core.cache import whole_file, write_atomically
-from paceline.core.options import check_counts, require
+from paceline.core.options import require
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
-from paceline.models.families.base import HF_ENDS, HF_PARTS
+from paceline.models.families.base import HF_PARTS
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
 from paceline.networks.draft_lm import DraftLM
 from paceline.networks.weights import load_network
-from paceline.runtimes.torch.model import TorchModel
 from paceline.training.batches import hold_out
+from paceline.training.card import Judged, TaughtTask
 from paceline.training.chains import Chains, Read, place
 from paceline.training.data import Text
+from paceline.training.denoisers.files import as_json, write_folder
 from paceline.training.losses import CrossEntropy
+from paceline.training.model import TrainableModel
 from paceline.training.objective import Hits
-from paceline.training.run import Muon, Rated, TrainingRun
+from paceline.training.optimisers import Rated, optimisers
+from paceline.training.recipe import TextDenoiserRecipe
+from paceline.training.run import Passes
 
 _PARTS = {  # of a layer of a draft-lm
     "attention_norm": "norm",
@@ -48,66 +49,17 @@ _PARTS = {  # of a layer of a draft-lm
 _NAMES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 
 
-@dataclass(frozen=True, slots=True)
-class TextRecipe:
-    """Hyperparameters of a denoiser for a target.
+def trunk(config: ModelConfig, weights: Weights, start: Mapping[str, LogitArray]) -> TrainableModel:
+    """Return trainable layers between the embedding and the head of a target.
 
-    Attributes:
-        mask: id of the mask token.
-        batch: texts per update.
-        layers: of its own.
-        depth: masks of a group, at most.
-        groups: per text, at new places each time.
-        matrix_rate: peak learning rate of matrices (Muon).
-        vector_rate: peak learning rate of norms and biases (AdamW).
-        decay: weight of a place relative to the one before it.
-        precision: of matmuls, "fp32" or "bf16".
+    They begin as `start`, of `of_target` or `of_draft_lm`. InvalidOption for other families.
     """
-
-    mask: int
-    steps: int = 3000
-    batch: int = 4
-    layers: int = 2
-    depth: int = 4
-    groups: int = 24
-    matrix_rate: float = 0.01
-    vector_rate: float = 1e-3
-    decay: float = 0.8
-    warm_up: float = 0.05
-    clip: float = 1.0
-    precision: str = "bf16"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_counts(self)
-        require(self.precision in ("fp32", "bf16"), "precision", self.precision, "fp32 or bf16")
-
-
-class Trunk(TorchModel):
-    """Trainable layers between the embedding and the head of a target."""
-
-    def __init__(
-        self, config: ModelConfig, weights: Weights, start: Mapping[str, LogitArray]
-    ) -> None:
-        """Begin with what `of_target` or `of_draft_lm` give; InvalidOption for other families."""
-        if config.family not in _NAMES or config.rope_divisors is not None:
-            known = " or ".join(_NAMES)
-            raise InvalidOption(f"{config.family} has no small denoiser here: use {known}")
-        layers = sum(name.endswith(".gate") for name in start)
-        inner = len(start["layers.0.gate"])
-        self.config = replace(config, layers=layers, ffn_size=inner)
-        self._weights, self._known = weights, {}
-        self._place = torch.device("cpu"), torch.float32
-        self.own = {
-            name: nn.Parameter(torch.from_numpy(each.copy())) for name, each in start.items()
-        }
-        self.module = nn.ParameterList(self.own.values())
-
-    def tensor(self, name: str) -> Tensor:
-        return self.own[name] if name in self.own else super().tensor(name)
-
-    def bias(self, name: str) -> Tensor | None:
-        return self.own.get(f"{name}.bias")
+    if config.family not in _NAMES or config.rope_divisors is not None:
+        known = " or ".join(_NAMES)
+        raise InvalidOption(f"{config.family} has no small denoiser here: use {known}")
+    layers = sum(name.endswith(".gate") for name in start)
+    config = replace(config, layers=layers, ffn_size=len(start["layers.0.gate"]))
+    return TrainableModel(config, {k: torch.from_numpy(v) for k, v in start.items()}, weights)
 
 
 def of_target(config: ModelConfig, weights: Weights, layers: int) -> dict[str, LogitArray]:
@@ -145,73 +97,61 @@ def of_draft_lm(path: Path, model: str) -> dict[str, LogitArray]:
     return begin
 
 
-class TextTraining(TrainingRun[Hits]):
-    """Resumable training of a denoiser; `judge` counts greedy drafts on held-out texts.
+class TextDenoiserTask(TaughtTask[TextDenoiserRecipe]):
+    """A denoiser for a target; `judge` counts greedy drafts on held-out texts.
 
     Raises:
-        InvalidOption: texts are too few, hold the mask, or the checkpoint has other settings.
-        ModelError: the checkpoint is damaged.
+        InvalidOption: texts are too few, or hold the mask.
     """
 
+    name = "denoiser"
+    taught = "whose text it was trained on and whose layers it began as"
+    conditions = "greedy drafts of full depth against texts as they stand, at random places"
+
     def __init__(
-        self,
-        trunk: Trunk,
-        texts: Sequence[Text],
-        recipe: TextRecipe,
-        *,
-        checkpoint_at: Path | None = None,
+        self, model: TrainableModel, texts: Sequence[Text], recipe: TextDenoiserRecipe, target: str
     ) -> None:
+        """Train a `trunk`; `target` is what `resolve` takes."""
         need = recipe.depth + 2
         fitting = [each for each in texts if len(each.tokens) >= each.prompt_length + need]
         if any((each.tokens == recipe.mask).any() for each in fitting):
             raise InvalidOption(f"token {recipe.mask} is in the texts: choose another mask")
-        taught, held_out = hold_out(fitting)
-        self.recipe, self.trunk = recipe, trunk
-        self.warm_up, self.clip = recipe.warm_up, recipe.clip
-        matrices = [each for each in trunk.own.values() if each.ndim == 2]
-        others = [each for each in trunk.own.values() if each.ndim == 1]
-        adam = torch.optim.AdamW(others, lr=recipe.vector_rate, weight_decay=0.0)
-        rated: list[Rated] = [
-            (Muon(matrices, recipe.matrix_rate), recipe.matrix_rate),
-            (adam, recipe.vector_rate),
-        ]
-        super().__init__(
-            trunk.module,
-            rated,
-            torch.Generator(),
-            taught,
-            held_out,
-            steps=recipe.steps,
-            batch_tokens=0,
-            seed=recipe.seed,
-            settings={**asdict(recipe), "texts": len(taught)},
-            checkpoint_at=checkpoint_at,
-        )
+        super().__init__(recipe, *hold_out(fitting))
+        self.model, self.module, self.steps = model, model.module, recipe.steps
+        self._target, self._passes = target, Passes(self._pass)
 
-    def batches(self, epoch: int) -> list[list[Text]]:
-        order = np.random.default_rng((self.recipe.seed, epoch)).permutation(len(self.texts))
-        size = self.recipe.batch
-        parts = [order[at : at + size] for at in range(0, len(order), size)]
+    def optimisers(self) -> list[Rated]:
+        rates = self.recipe.matrix_rate, self.recipe.vector_rate
+        return optimisers(self.model.own, *rates, betas=(0.9, 0.999))
+
+    def batch(self, step: int) -> list[Text]:
+        return self._passes[step]
+
+    def _pass(self, number: int) -> list[list[Text]]:
+        order = np.random.default_rng((self.recipe.seed, number)).permutation(len(self.texts))
+        parts = np.split(order, range(self.recipe.batch, len(order), self.recipe.batch))
         return [[self.texts[i] for i in part] for part in parts]
 
-    def losses(self, texts: Sequence[Text]) -> Iterator[tuple[Tensor, float]]:
+    def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
         # Groups of every size are drafted with.
-        draws = np.random.default_rng((self.recipe.seed, self.step, 1))
-        depth = int(draws.integers(1, self.recipe.depth + 1))
-        logits, labels = self._said(texts, depth, draws)
-        weights = self.recipe.decay ** torch.arange(1 + depth, dtype=torch.float32)
-        flat, told = logits.flatten(0, 1), torch.from_numpy(labels.ravel())
-        loss = CrossEntropy()(flat, flat.detach(), told, weights.repeat(len(labels)))
+        draws = np.random.default_rng((self.recipe.seed, step, 1))
+        loss = self._loss(*self._said(texts, int(draws.integers(1, self.recipe.depth + 1)), draws))
         yield loss, float(loss.detach())
 
-    def judge(self) -> Hits:
-        found = Hits(0, np.zeros(1 + self.recipe.depth, dtype=np.int64))
+    @torch.no_grad()
+    def judge(self) -> Judged:
+        losses, found = [], Hits(0, np.zeros(1 + self.recipe.depth, dtype=np.int64))
         for text in self.held_out:
-            with torch.no_grad():
-                logits, labels = self._said([text], self.recipe.depth, np.random.default_rng(0))
+            logits, labels = self._said([text], self.recipe.depth, np.random.default_rng(0))
+            losses.append(float(self._loss(logits, labels)))
             right = np.cumprod(logits.argmax(-1).numpy() == labels, axis=1)
             found += Hits(len(right), right.sum(axis=0))
-        return found
+        return Judged(float(np.mean(losses)), found)
+
+    def _loss(self, logits: Tensor, labels: IntArray) -> Tensor:
+        weights = self.recipe.decay ** torch.arange(labels.shape[1], dtype=torch.float32)
+        flat, told = logits.flatten(0, 1), torch.from_numpy(labels.ravel())
+        return CrossEntropy()(flat, flat.detach(), told, weights.repeat(len(labels)))
 
     def _said(
         self, texts: Sequence[Text], depth: int, draws: np.random.Generator
@@ -219,15 +159,22 @@ class TextTraining(TrainingRun[Hits]):
         # Logits `[groups, 1 + depth, vocabulary]` of the last clean row and the masks behind it,
         # and labels `[groups, 1 + depth]`.
         batch: list[Chains] = [place(each, self.recipe.groups, depth, draws) for each in texts]
-        half = self.recipe.precision == "bf16"
+        half = self.recipe.training_precision == "bf16"
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-            read = Read(self.trunk, batch)
-            masks = self.trunk.embed(torch.tensor([self.recipe.mask])).expand(depth, -1)
-            behind = read.chains(self.trunk, masks, causal=False)
+            read = Read(self.model, batch)
+            masks = self.model.embed(torch.tensor([self.recipe.mask])).expand(depth, -1)
+            behind = read.chains(self.model, masks, causal=False)
             clean = read.hidden[read.rows(0, first=0)]
             both = torch.cat([clean[:, None], behind.view(len(clean), depth, -1)], dim=1)
-            logits = self.trunk.logits(both)
+            logits = self.model.logits(both)
         return logits.float(), np.concatenate([each.labels(depth, first=0) for each in batch])
+
+    def save(self, out: Path, metadata: dict[str, str]) -> Path:
+        """Write a model directory that borrows embedding, head and tokenizer of its target."""
+        config = config_json(self.model.config, self.recipe.mask)
+        config["embedding_of"] = {"model": self._target, "fingerprint": metadata["model"]}
+        texts = {"config.json": as_json(config)}
+        return write_folder(out, texts, self.model.hf_tensors(), metadata)
 
 
 def free_token(source: ModelSource) -> int:
@@ -242,30 +189,6 @@ def free_token(source: ModelSource) -> int:
     if not found:
         raise InvalidOption(f"{source.name} has no special token to spare: name one with --mask")
     return max(found)
-
-
-def save_text_denoiser(
-    out: Path, run: TextTraining, target: str, metadata: Mapping[str, str]
-) -> None:
-    """Write a model directory that borrows embedding, head and tokenizer of its target.
-
-    Weights are float16, and come last. `target` is what `resolve` takes, `metadata` as of
-    `training.setup.provenance`. Raises InvalidOption if it cannot be written.
-    """
-    halves = {
-        _hf_name(name): each.detach().half().contiguous() for name, each in run.trunk.own.items()
-    }
-    config = config_json(run.trunk.config, run.recipe.mask)
-    config["embedding_of"] = {"model": target, "fingerprint": metadata["model"]}
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / "config.json", json.dumps(config, indent=1) + "\n")
-        with whole_file(out / "model.safetensors") as part:
-            part.write_bytes(save(halves, {"format": "pt", **metadata}))
-    except OSError as error:
-        raise InvalidOption(
-            f"cannot write {out} ({error.strerror or error}): free space or give another --out"
-        ) from error
 
 
 def config_json(config: ModelConfig, mask: int) -> dict[str, Any]:
@@ -295,10 +218,3 @@ def config_json(config: ModelConfig, mask: int) -> dict[str, Any]:
             "autoregressive": True,
         },
     }
-
-
-def _hf_name(name: str) -> str:
-    if name in HF_ENDS:
-        return HF_ENDS[name]
-    _, layer, part, *kind = name.split(".")
-    return f"model.layers.{layer}.{HF_PARTS[part]}.{kind[0] if kind else 'weight'}"

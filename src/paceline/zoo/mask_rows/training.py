@@ -5,41 +5,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.core.options import require
 from paceline.core.types import IntArray, LogitArray
-from paceline.networks.mask_rows import PARTS
+from paceline.networks.mask_rows import NETWORK, PARTS, MaskRows, save_mask_rows
 from paceline.runtimes.torch.model import TorchModel
 from paceline.training.chains import Chains
-from paceline.training.run import Rated
-from paceline.zoo.ppd.training import PromptRecipe, PromptTrainer, guesses
-
-
-@dataclass(frozen=True, slots=True)
-class MaskRecipe(PromptRecipe):
-    """Hyperparameters of mask rows; a chain is a group of `depth` masks, which see each other.
-
-    Attributes:
-        rate: peak learning rate of AdamW for the adapter.
-        rank: of the adapter.
-        mask_rate: peak learning rate of the mask embedding.
-    """
-
-    steps: int = 2000
-    chains: int = 24
-    batch_tokens: int = 768
-    rate: float = 2e-3
-    rank: int = 32
-    mask_rate: float = 1e-2
-
-    def __post_init__(self) -> None:
-        PromptRecipe.__post_init__(self)
-        require(self.rank >= 1, "rank", self.rank, "1 or more")
+from paceline.training.optimisers import Rated, adam
+from paceline.zoo.mask_rows.recipe import MaskRecipe
+from paceline.zoo.ppd.training import PromptTask, guesses
 
 
 class Adapter(nn.Module):
@@ -96,20 +74,27 @@ class Adapted(TorchModel):
         return out + functional.linear(functional.linear(x, pair[0]), pair[1])
 
 
-class MaskTrainer(PromptTrainer):
-    """Resumable training run of mask rows; errors as of `PromptTrainer`."""
+class MaskTask(PromptTask):
+    """Mask rows; errors as of `PromptTask`."""
 
+    name = NETWORK
+    conditions = "groups of greedy tokens against texts as they stand, at random places"
     recipe: MaskRecipe
+    module: Adapter
 
-    def _made(self, generator: torch.Generator) -> tuple[nn.Module, list[Rated]]:
-        recipe, adapter = self.recipe, Adapter(self._network, self.recipe.rank, generator)
-        self.adapter, self._adapted = adapter, Adapted(self._network, adapter)
-        parts = ([*adapter.down, *adapter.up], recipe.rate), ([adapter.embedding], recipe.mask_rate)
-        return adapter, [
-            (torch.optim.AdamW(part, lr=rate, betas=(0.9, 0.95), weight_decay=0.0), rate)
-            for part, rate in parts
-        ]
+    def _make(self) -> None:
+        self.module = Adapter(self._network, self.recipe.rank, self.generator)
+        self._adapted = Adapted(self._network, self.module)
+
+    def optimisers(self) -> list[Rated]:
+        adapter, recipe = self.module, self.recipe
+        matrices = adam([*adapter.down, *adapter.up], recipe.rate)
+        return [matrices, adam([adapter.embedding], recipe.mask_rate)]
 
     def _guesses(self, batch: Sequence[Chains]) -> tuple[Tensor, Tensor, IntArray]:
-        rows = self.adapter.embedding.expand(self.recipe.depth, -1)
+        rows = self.module.embedding.expand(self.recipe.depth, -1)
         return guesses(self._network, rows, batch, adapted=self._adapted, causal=False)
+
+    def save(self, out: Path, metadata: dict[str, str]) -> Path:
+        save_mask_rows(out, MaskRows(*self.module.arrays(), metadata))
+        return out

@@ -8,24 +8,27 @@ computed once, without gradients, for all chains.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.core.options import check_counts, require
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
 from paceline.runtimes.torch.model import TorchModel
+from paceline.training.batches import order
+from paceline.training.card import Judged, TaughtTask
 from paceline.training.chains import Chains, Read, place
 from paceline.training.data import Text
 from paceline.training.losses import find_loss
 from paceline.training.objective import Hits
-from paceline.training.run import Rated, TrainingRun
+from paceline.training.optimisers import Rated, adam
+from paceline.training.run import Passes
 from paceline.trees.shapes import RankCounts
+from paceline.zoo.ppd.prompt_tokens import NETWORK, PromptTokens, save_prompt_tokens
+from paceline.zoo.ppd.recipe import PromptRecipe
 
 
 def guesses(
@@ -49,40 +52,6 @@ def guesses(
     return student, teacher, np.concatenate([each.labels(depth).ravel() for each in batch])
 
 
-@dataclass(frozen=True, slots=True)
-class PromptRecipe:
-    """Hyperparameters of prompt tokens.
-
-    Attributes:
-        depth: prompt tokens, one per offset.
-        loss: as for `losses.find_loss`.
-        batch_tokens: text tokens of an update, padding included.
-        chains: per text, at new places each time.
-        rate: peak learning rate of AdamW.
-        warm_up: share of the updates.
-        decay: weight of an offset relative to the one before.
-        clip: gradient norm limit.
-        precision: of matmuls, "fp32" or "bf16".
-    """
-
-    steps: int = 300
-    depth: int = 3
-    loss: str = "forward-kl"
-    batch_tokens: int = 512
-    chains: int = 64
-    rate: float = 1e-2
-    warm_up: float = 0.05
-    decay: float = 0.8
-    clip: float = 1.0
-    precision: str = "bf16"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_counts(self)
-        require(self.precision in ("fp32", "bf16"), "precision", self.precision, "fp32 or bf16")
-        find_loss(self.loss)
-
-
 # Top-k ranks per prompt token whose accuracy is measured.
 RANKS = 10
 
@@ -90,103 +59,95 @@ _HELD_OUT_EVERY = 41
 _HELD_OUT_MOST = 64
 
 
-class PromptQuality(NamedTuple):
-    """Held-out quality of prompt tokens.
+class PromptTask(TaughtTask[PromptRecipe]):
+    """Prompt tokens, beside a frozen model.
 
     Attributes:
-        hits: of the argmax.
-        ranks: of each rank, given that all labels before were among the ranks.
-    """
-
-    loss: float
-    hits: Hits
-    ranks: RankCounts
-
-
-class PromptTrainer(TrainingRun[PromptQuality]):
-    """Resumable training run of prompt tokens.
+        rows: the embeddings, `[depth, width]`.
+        ranks: accuracy of each rank, given that all labels before were among the ranks; counted
+            by `judge`.
 
     Raises:
-        InvalidOption: there are too few texts, or the checkpoint has other settings.
-        ModelError: the checkpoint is damaged.
+        InvalidOption: there are too few texts.
     """
 
-    def __init__(
-        self,
-        network: TorchModel,
-        texts: Sequence[Text],
-        recipe: PromptRecipe,
-        *,
-        checkpoint_at: Path | None = None,
-    ) -> None:
+    name = NETWORK
+    taught = "whose text they were trained on"
+    conditions = "chains of greedy tokens against texts as they stand, a chain behind every node"
+
+    def __init__(self, network: TorchModel, texts: Sequence[Text], recipe: PromptRecipe) -> None:
         fitting = [t for t in texts if len(t.tokens) >= max(t.prompt_length, 2) + recipe.depth]
         held_out = fitting[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY][:_HELD_OUT_MOST]
         apart = {text.index for text in held_out}
-        trained_on = [text for text in fitting if text.index not in apart]
         if not held_out:
             raise InvalidOption(
                 f"{len(fitting)} texts whose answers have {recipe.depth} tokens are too few to "
                 f"train on: write {_HELD_OUT_EVERY} or more with `paceline train data`"
             )
-        self.recipe, self.warm_up, self.clip = recipe, recipe.warm_up, recipe.clip
-        self._network = network
-        self._loss = find_loss(recipe.loss)
-        generator = torch.Generator().manual_seed(recipe.seed)
-        super().__init__(
-            *self._made(generator),
-            generator,
-            trained_on,
-            held_out,
-            steps=recipe.steps,
-            batch_tokens=recipe.batch_tokens,
-            seed=recipe.seed,
-            settings={
-                **asdict(recipe),
-                "width": network.config.hidden_size,
-                "texts": len(trained_on),
-            },
-            checkpoint_at=checkpoint_at,
-        )
+        super().__init__(recipe, [each for each in fitting if each.index not in apart], held_out)
+        self.steps, self.ranks = recipe.steps, RankCounts(NETWORK, recipe.depth, RANKS)
+        self._network, self._loss = network, find_loss(recipe.loss)
+        self._passes = Passes(self._pass)
+        self._make()
 
-    def _made(self, generator: torch.Generator) -> tuple[nn.Module, list[Rated]]:
-        # What is trained, and how fast.
-        rate = self.recipe.rate
-        self._module = _Embeddings(self._network.tensor("embed"), self.recipe.depth, generator)
-        return self._module, [
-            (torch.optim.AdamW([self._module.rows], lr=rate, weight_decay=0.0), rate)
-        ]
+    def _make(self) -> None:
+        # What is trained; begins with the mean and spread of the vocabulary's embeddings.
+        table = self._network.tensor("embed")
+        noise = torch.randn(self.recipe.depth, table.shape[1], generator=self.generator)
+        rows = table.float().mean(0) + table.float().std() * noise.to(table.device)
+        self.rows = nn.Parameter(rows)
+        self.module = nn.ParameterDict({"rows": self.rows})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings, "width": self._network.config.hidden_size}
+
+    def optimisers(self) -> list[Rated]:
+        return [adam(self.module.parameters(), self.recipe.rate, betas=(0.9, 0.999))]
+
+    def batch(self, step: int) -> list[Text]:
+        return self._passes[step]
+
+    def _pass(self, number: int) -> list[list[Text]]:
+        return order(self.texts, self.recipe.batch_tokens, self.recipe.seed + number)
 
     def _guesses(self, batch: Sequence[Chains]) -> tuple[Tensor, Tensor, IntArray]:
-        return guesses(self._network, self._module.rows, batch)
+        return guesses(self._network, self.rows, batch)
 
-    def losses(self, texts: Sequence[Text]) -> Iterator[tuple[Tensor, float]]:
+    def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
         # Named by the step, so that a run which resumes draws the same.
-        draws = np.random.default_rng((self.recipe.seed, self.step))
+        draws = np.random.default_rng((self.recipe.seed, step))
         _, loss, _ = self._forward([self._chains(text, draws) for text in texts])
         yield loss, float(loss.detach())
 
-    def judge(self) -> PromptQuality:
-        losses, found = [], None
-        counts = RankCounts("ppd", self.recipe.depth, RANKS)
+    @torch.no_grad()
+    def judge(self) -> Judged:
+        losses: list[float] = []
+        found = Hits(0, np.zeros(self.recipe.depth, dtype=np.int64))
+        self.ranks = RankCounts(NETWORK, self.recipe.depth, RANKS)
         draws = np.random.default_rng(0)
         for text in self.held_out:
-            with torch.no_grad():
-                student, loss, labels = self._forward([self._chains(text, draws)])
+            student, loss, labels = self._forward([self._chains(text, draws)])
             losses.append(float(loss))
             ranks = _ranks(student, labels)
             for chain in ranks.tolist():
                 for offset, rank in enumerate(chain):
-                    counts.add(offset, RANKS, rank if rank < RANKS else None)
+                    self.ranks.add(offset, RANKS, rank if rank < RANKS else None)
                     if rank >= RANKS:
                         break
-            each = _hits(ranks)
-            found = each if found is None else found + each
-        assert found is not None
-        return PromptQuality(float(np.mean(losses)), found, counts)
+            found += _hits(ranks)
+        return Judged(float(np.mean(losses)), found)
+
+    def figures(self) -> dict[str, Any]:
+        return {"accuracies": self.ranks.accuracies.tolist()}
+
+    def save(self, out: Path, metadata: dict[str, str]) -> Path:
+        save_prompt_tokens(out, PromptTokens(self.embeddings(), self.ranks.accuracies, metadata))
+        return out
 
     def embeddings(self) -> LogitArray:
         """Return float32 `[depth, width]`."""
-        rows: LogitArray = self._module.rows.detach().float().cpu().numpy()
+        rows: LogitArray = self.rows.detach().float().cpu().numpy()
         return rows
 
     def _chains(self, text: Text, draws: np.random.Generator) -> Chains:
@@ -195,7 +156,7 @@ class PromptTrainer(TrainingRun[PromptQuality]):
     def _forward(self, batch: Sequence[Chains]) -> tuple[Tensor, Tensor, IntArray]:
         # Logits `[chains, depth, vocabulary]`, the loss, and labels `[chains, depth]`.
         depth, device = self.recipe.depth, self._network.tensor("embed").device
-        half = self.recipe.precision == "bf16"
+        half = self.recipe.training_precision == "bf16"
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
             student, teacher, labels = self._guesses(batch)
         weights = self.recipe.decay ** torch.arange(depth, dtype=torch.float32)
@@ -207,15 +168,6 @@ class PromptTrainer(TrainingRun[PromptQuality]):
         )
         guessed = student.detach().reshape(-1, depth, student.shape[1])
         return guessed, loss, labels.reshape(-1, depth)
-
-
-class _Embeddings(nn.Module):
-    # Initialised with the mean and spread of the vocabulary's embeddings.
-
-    def __init__(self, table: Tensor, depth: int, generator: torch.Generator) -> None:
-        super().__init__()
-        noise = torch.randn(depth, table.shape[1], generator=generator).to(table.device)
-        self.rows = nn.Parameter(table.float().mean(0) + table.float().std() * noise)
 
 
 def _ranks(guessed: Tensor, labels: IntArray) -> IntArray:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from paceline.errors import InvalidOption
 from paceline.measure import parallel_tasks
 from paceline.training import checkpoint
+from paceline.training.card import card_of
 from paceline.training.data import Text
 from paceline.training.denoisers.decode import Way, accuracy, decode
-from paceline.training.denoisers.module import DenoiserModule, DenoiserRecipe
+from paceline.training.denoisers.files import LICENCE, denoiser, save_denoiser
 from paceline.training.denoisers.rows import (
     BLOCKS,
     MASK,
@@ -28,7 +29,9 @@ from paceline.training.denoisers.rows import (
     text_of,
     vocabulary,
 )
-from paceline.training.run import TrainingRun
+from paceline.training.optimisers import Rated, optimisers
+from paceline.training.recipe import DenoiserRecipe
+from paceline.training.run import Task, TrainingRun
 
 SHARES = {
     **dict.fromkeys(("reverse", "insert-index", "replace-index"), 2.5),
@@ -42,63 +45,48 @@ JUDGED = 96
 """Held-out cases of a task that a denoiser is judged by."""
 
 
-class DenoiserTraining(TrainingRun[dict[str, dict[str, float]]]):
-    """Resumable training of a denoiser on cases drawn as it goes.
+class DenoiserTask(Task[DenoiserRecipe, dict[str, dict[str, float]]]):
+    """A denoiser, on cases drawn as it goes; no head of a target, and no texts of one.
 
     `judge` returns the share of strictly right answers on held-out cases, by decoding and task.
     """
 
     def __init__(
-        self,
-        recipe: DenoiserRecipe,
-        *,
-        start: Mapping[str, Tensor] | None = None,
-        checkpoint_at: Path | None = None,
+        self, recipe: DenoiserRecipe, start: Mapping[str, Tensor] = MappingProxyType({})
     ) -> None:
-        """Initialise the weights, at random or from `start`, or resume; errors as `TrainingRun`.
+        """Draw the weights, or take float32 tensors to `start` from, by canonical names.
 
-        Args:
-            start: float32 parameters by the names of the module.
+        Raises:
+            InvalidOption: own answers are wanted, and there are no weights to write them.
         """
-        generator = torch.Generator().manual_seed(recipe.seed)
-        self.recipe, self.ids = recipe, vocabulary()
-        self.warm_up, self.clip = recipe.warm_up, recipe.clip
-        self.module = DenoiserModule(recipe, len(self.ids), generator)
+        super().__init__(recipe)
+        self.ids, self.steps = vocabulary(), recipe.steps
+        self.model = denoiser(recipe, self.generator)
+        self.module = self.model.module
         self._tasks = list(parallel_tasks.TASKS.items())
         weights = np.array([SHARES.get(name, 1.0) for name, _ in self._tasks])
         self._shares = weights / weights.sum()
+        self._start = start
         self._own: list[Text] = []
-        settings = asdict(recipe) | {"vocabulary": list(self.ids), "shares": SHARES}
-        if start is not None:
-            self.module.load_state_dict(start)
-            settings["start"] = checkpoint.digest(start, "")
+        if start:
+            self.model.load(start)
             self._own = list(self._written())
         elif recipe.own:
             raise InvalidOption("own answers are written by weights to start from: give those")
-        super().__init__(
-            self.module,
-            self.module.rated(recipe.matrix_rate, recipe.vector_rate),
-            generator,
-            (),
-            (),
-            steps=recipe.steps,
-            batch_tokens=0,
-            seed=recipe.seed,
-            settings=settings,
-            checkpoint_at=checkpoint_at,
-        )
 
-    def batches(self, epoch: int) -> list[list[Text]]:
-        """Return the batch of step `epoch`, empty if it is done."""
-        if epoch < self.step:
-            return [[]]
-        rng = np.random.default_rng((self.recipe.seed, epoch, 0))
+    @property
+    def settings(self) -> dict[str, Any]:
+        start = {"start": checkpoint.digest(self._start, "")} if self._start else {}
+        return {**super().settings, "vocabulary": list(self.ids), "shares": SHARES, **start}
+
+    def optimisers(self) -> list[Rated]:
+        return optimisers(self.model.own, self.recipe.matrix_rate, self.recipe.vector_rate)
+
+    def batch(self, step: int) -> list[Text]:
+        rng = np.random.default_rng((self.recipe.seed, step, 0))
         if self._own:
-            return [[self._own[i] for i in rng.choice(len(self._own), self.recipe.batch)]]
-        texts = []
-        for index in range(self.recipe.batch):
-            texts.append(self._drawn(rng, index))
-        return [texts]
+            return [self._own[i] for i in rng.choice(len(self._own), self.recipe.batch)]
+        return [self._drawn(rng, index) for index in range(self.recipe.batch)]
 
     def _drawn(self, rng: np.random.Generator, index: int) -> Text:
         name, task = self._tasks[rng.choice(len(self._tasks), p=self._shares)]
@@ -112,15 +100,14 @@ class DenoiserTraining(TrainingRun[dict[str, dict[str, float]]]):
         for first in range(0, len(asked), _TOGETHER):
             some = asked[first : first + _TOGETHER]
             prompts = [each.tokens[: each.prompt_length] for each in some]
-            found = decode(self.module, prompts, self.recipe.kind)
+            found = decode(self.model, prompts, self.recipe.kind)
             for text, prompt, answer in zip(some, prompts, found, strict=True):
                 tokens = np.concatenate([prompt, np.asarray(answer, dtype=np.int64)])
                 yield Text(text.index, tokens, text.prompt_length)
 
-    def losses(self, texts: Sequence[Text]) -> Iterator[tuple[Tensor, float]]:
-        rows = noised(texts, self.recipe, self.step)
-        packed = pack(rows)
-        logits = self.module(packed.tokens, packed.positions, packed.sees)
+    def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
+        packed = pack(noised(texts, self.recipe, step))
+        logits = self.model.packed(packed.tokens, packed.positions, packed.sees)
         counted = packed.weights > 0
         each = functional.cross_entropy(logits[counted], packed.labels[counted], reduction="none")
         loss = (each * packed.weights[counted]).sum() / len(texts)
@@ -136,9 +123,27 @@ class DenoiserTraining(TrainingRun[dict[str, dict[str, float]]]):
             ways = {f"block {size}": ("block", size) for size in BLOCKS if size > 1}
             ways["left to right"] = ("causal", 0)
         return {
-            name: accuracy(self.module, way, count=JUDGED, block=size)
+            name: accuracy(self.model, way, count=JUDGED, block=size)
             for name, (way, size) in ways.items()
         }
+
+
+def publish(run: TrainingRun, out: Path, command: str) -> tuple[dict[str, Any], str]:
+    """Judge a run, write its model with a card, and return figures and a line for people.
+
+    Raises InvalidOption if it cannot be written.
+    """
+    task = run.task
+    assert isinstance(task, DenoiserTask)
+    right = task.judge()
+    held_out = {"cases": JUDGED, "right": right}
+    card = card_of(run, command, LICENCE, held_out, kind=task.recipe.kind)
+    save_denoiser(out, task.model, task.recipe, card)
+    shares = {name: sum(each.values()) / len(each) for name, each in right.items()}
+    said = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+    seconds = run.course.seconds
+    line = f"{out}: {run.step} updates in {seconds:.0f} s; right on held-out cases: {said}"
+    return {"seconds": seconds, "held_out": right}, line
 
 
 def certainty_loss(logits: Tensor, labels: Tensor, temperature: float = 0.5) -> Tensor:
