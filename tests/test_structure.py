@@ -23,7 +23,7 @@ HEAVY = {
         "cli.train",
     ),
     "transformers": ("runtimes.transformers",),
-    "matplotlib": ("measure.plots", "training.plots"),
+    "matplotlib": ("measure.plots", "training.card"),
     "optuna": ("tuning.search",),
 }
 """Where a heavy package may be imported, at any level of nesting."""

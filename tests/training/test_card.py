@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from paceline.training.card import markdown
-from paceline.training.plots import loss_plot
+from paceline.training.card import loss_plot, markdown
 from paceline.training.run import LossPoint
 
 LOSSES = (LossPoint(1, 5.5), LossPoint(1000, 2.25, 2.5), LossPoint(2000, 2.0, 2.125))

@@ -25,19 +25,17 @@ from paceline.models.ops import Experts
 from paceline.models.source import EXPERTS, DirectorySource, resolve
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.torch.target import TorchTarget
-from paceline.training import experts_task as training
+from paceline.training import experts as training
 from paceline.training.experts import (
-    balance_loss,
-    chunk_loss,
-    locality_loss,
-    union_share,
-)
-from paceline.training.experts_task import (
     ExpertTask,
     Quality,
+    balance_loss,
+    chunk_loss,
     decode,
     experts_of,
+    locality_loss,
     save_experts,
+    union_share,
 )
 from paceline.training.recipe import ExpertKind as Kind
 from paceline.training.recipe import ExpertRecipe

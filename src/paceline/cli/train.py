@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from paceline.training.card import TaughtTask
     from paceline.training.data import Text
     from paceline.training.recipe import Recipe
-    from paceline.training.run import Task, TrainingRun
+    from paceline.training.run import TrainingRun, TrainingTask
 
 _SAVE_SECONDS = 60.0
 
 
 def train(
-    task: Task[Any, Any],
+    task: TrainingTask[Any, Any],
     out: Path,
     publish: Callable[[TrainingRun], tuple[dict[str, Any], str]],
     *,

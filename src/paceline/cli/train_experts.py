@@ -34,7 +34,7 @@ def experts(
     while training, a checkpoint stands beside it.
     """
     o.check_at_least_one(threads=threads)
-    from paceline.training.experts_task import ExpertTask, publish
+    from paceline.training.experts import ExpertTask, publish
     from paceline.training.setup import use_threads
 
     use_threads(threads)

@@ -28,7 +28,7 @@ from paceline.training.module import DraftModule, ahead
 from paceline.training.objective import wanted
 from paceline.training.optimisers import Rated
 from paceline.training.recipe import HeadRecipe
-from paceline.training.run import Passes, Task
+from paceline.training.run import Passes, TrainingTask
 
 
 def mix_tokens(
@@ -194,7 +194,7 @@ def drafted_states(
     return DraftedTokens(torch.cat(states), found, torch.cat(stood))
 
 
-class AcceptanceTask(Task[HeadRecipe, HeadQuality]):
+class AcceptanceTask(TrainingTask[HeadRecipe, HeadQuality]):
     """A head for a frozen network that drafts one token per step; InvalidOption without texts."""
 
     module: AcceptanceModule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import platform
 import resource
@@ -18,13 +19,27 @@ from paceline.models.source import ModelSource
 from paceline.training.data import Text, read_folders
 from paceline.training.objective import Hits
 from paceline.training.recipe import Recipe
-from paceline.training.run import Task, TrainingRun
+from paceline.training.run import LossPoint, TrainingRun, TrainingTask
 from paceline.version import __version__
 
 # What a card holds, as its JSON file.
 Card = Mapping[str, Any]
 
 Chosen = TypeVar("Chosen", bound=Recipe)
+
+# Of training, and of held-out texts.
+_COLOURS = ("#0b84c6", "#d95f02")
+
+_STYLE: Any = {  # its type is every known key, by version
+    "font.size": 10,
+    "text.parse_math": False,  # names may hold dollar signs
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "lines.markersize": 5.5,
+}
 
 _SOURCE = "answers of the target to prompts from files, and to user turns of its own"
 
@@ -113,6 +128,27 @@ def markdown(card: Card, plot: str | None = None) -> str:
     return page(card, f"{card['drafter']} for {card['target']}", size, middle, plot)
 
 
+def loss_plot(losses: Sequence[LossPoint]) -> bytes:
+    """Plot the training and held-out loss by step, as a PNG; equal input gives equal bytes."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure((4.6, 2.8), dpi=160, layout="constrained")
+        axes = figure.add_subplot()
+        steps = [point.step for point in losses]
+        axes.plot(steps, [point.training for point in losses], color=_COLOURS[0], label="training")
+        held = [(each.step, each.held_out) for each in losses if each.held_out is not None]
+        if held:
+            axes.plot(*zip(*held, strict=True), "o-", color=_COLOURS[1], label="held out")
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss")
+        axes.legend(fontsize=9)
+        out = io.BytesIO()
+        figure.savefig(out, format="png", metadata={"Software": None})
+    return out.getvalue()
+
+
 @dataclass(frozen=True, slots=True)
 class Teacher:
     """A target, and texts that it wrote with their settings."""
@@ -144,7 +180,7 @@ class Judged(NamedTuple):
     hits: Hits
 
 
-class TaughtTask(Task[Chosen, Judged]):
+class TaughtTask(TrainingTask[Chosen, Judged]):
     """A task whose teacher is a target: it drafts what that wrote.
 
     Attributes:
@@ -225,8 +261,6 @@ def publish(
     plot = None
     try:
         if importlib.util.find_spec("matplotlib") and course.points:
-            from paceline.training.plots import loss_plot
-
             plot = weights.with_suffix(".png")
             plot.write_bytes(loss_plot(course.points))
         write_atomically(weights.with_suffix(".md"), markdown(card, plot.name if plot else None))

@@ -25,7 +25,7 @@ from paceline.training.module import restore_module
 from paceline.training.objective import Hits, argmax_tokens, hits, wanted
 from paceline.training.optimisers import Rated
 from paceline.training.recipe import Recipe
-from paceline.training.run import Task
+from paceline.training.run import TrainingTask
 
 # Least second moment of any direction, relative to the greatest: unseen directions still count.
 _FLOOR = 1e-6
@@ -61,7 +61,7 @@ def check_rank(trained: Trained, rank: int) -> None:
     require(1 <= rank <= most, "rank", rank, f"1 to {most}")
 
 
-class HeadPreviewTask(Task[Recipe, PreviewAgreement]):
+class HeadPreviewTask(TrainingTask[Recipe, PreviewAgreement]):
     """Collection of hidden states at the LM head, to which head previews are fitted.
 
     The fit is in closed form: there is no loss, and an update adds a text to the second moment.

@@ -25,7 +25,7 @@ Settings = TypeVar("Settings", bound=Recipe)
 Quality = TypeVar("Quality", covariant=True)
 
 
-class Task(ABC, Generic[Settings, Quality]):
+class TrainingTask(ABC, Generic[Settings, Quality]):
     """A thing to train: its parameters, its batches, what they minimise, and how it is judged.
 
     Attributes:
@@ -178,7 +178,7 @@ class TrainingRun:
         resumed: the checkpoint was loaded.
     """
 
-    def __init__(self, task: Task[Any, Any], checkpoint_at: Path | None = None) -> None:
+    def __init__(self, task: TrainingTask[Any, Any], checkpoint_at: Path | None = None) -> None:
         """Resume the checkpoint, if there is one.
 
         Raises:

@@ -27,7 +27,7 @@ from paceline.training.denoisers.rows import EOS, MASK, ExampleRows, pack, text_
 from paceline.training.model import TrainableModel
 from paceline.training.optimisers import Rated
 from paceline.training.recipe import FilterRecipe
-from paceline.training.run import Task
+from paceline.training.run import TrainingTask
 
 Examples = tuple[ProbArray, BoolArray]
 """float64 and bool `[examples, block]`: largest probabilities, 1 where filled; and right picks,
@@ -113,7 +113,7 @@ class ConfidenceFilter(nn.Module):
         return scores
 
 
-class FilterTask(Task[FilterRecipe, dict[str, float]]):
+class FilterTask(TrainingTask[FilterRecipe, dict[str, float]]):
     """A filter, from all examples at once; places that are filled do not count.
 
     `judge` returns precision, recall and base rate of scores above 0.9 at open places.

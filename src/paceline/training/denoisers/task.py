@@ -31,7 +31,7 @@ from paceline.training.denoisers.rows import (
 )
 from paceline.training.optimisers import Rated, optimisers
 from paceline.training.recipe import DenoiserRecipe
-from paceline.training.run import Task, TrainingRun
+from paceline.training.run import TrainingRun, TrainingTask
 
 SHARES = {
     **dict.fromkeys(("reverse", "insert-index", "replace-index"), 2.5),
@@ -45,7 +45,7 @@ JUDGED = 96
 """Held-out cases of a task that a denoiser is judged by."""
 
 
-class DenoiserTask(Task[DenoiserRecipe, dict[str, dict[str, float]]]):
+class DenoiserTask(TrainingTask[DenoiserRecipe, dict[str, dict[str, float]]]):
     """A denoiser, on cases drawn as it goes; no head of a target, and no texts of one.
 
     `judge` returns the share of strictly right answers on held-out cases, by decoding and task.

@@ -10,7 +10,7 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.train import train_beside
 from paceline.registry.options import Options
-from paceline.zoo.mask_rows.recipe import MaskRecipe
+from paceline.zoo.ppd.recipe import MaskRecipe
 
 _SIZES = ("steps", "depth", "rank", "chains", "batch_tokens")
 _RATES = ("rate", "loss", "training_precision", "seed")

@@ -16,7 +16,7 @@ from paceline.networks.mask_rows import NETWORK, PARTS, MaskRows, save_mask_rows
 from paceline.runtimes.torch.model import TorchModel
 from paceline.training.chains import Chains
 from paceline.training.optimisers import Rated, adam
-from paceline.zoo.mask_rows.recipe import MaskRecipe
+from paceline.zoo.ppd.recipe import MaskRecipe
 from paceline.zoo.ppd.training import PromptTask, guesses
 
 
