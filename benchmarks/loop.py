@@ -136,7 +136,7 @@ def measure(
 ) -> tuple[IntArray, float]:
     """Nanoseconds of every step beside the target, and tokens per step and sequence."""
     target: Any = engine.decoder.target
-    engine.decoder.drafter.reset()
+    engine.decoder.reset()
     requests = [
         engine.add(list(prompt), params, ignore_eos=True, max_new_tokens=CONTEXT, seed=seed)
         for seed in range(batch)

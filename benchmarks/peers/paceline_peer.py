@@ -75,7 +75,7 @@ def main() -> None:
 
     def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
         engine = engines[speculation]
-        engine.decoder.drafter.reset()  # else it knows its answer from the round before
+        engine.decoder.reset()  # else it knows its answer from the round before
         begun = time.perf_counter()
         done = engine.generate(prompt, max_new_tokens=tokens, ignore_eos=True)
         return {
@@ -86,7 +86,7 @@ def main() -> None:
 
     def batch(prompts: list[list[int]], speculation: bool, tokens: int) -> Timing:
         engine = engines[speculation]
-        engine.decoder.drafter.reset()
+        engine.decoder.reset()
         arrivals = Arrivals(len(prompts))
         requests = [engine.add(each, max_new_tokens=tokens, ignore_eos=True) for each in prompts]
         while engine.pending:

@@ -24,7 +24,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.types import Budget, SamplingParams, Speculation, TokenTree
 from paceline.drafters.base import NoDrafter
 from paceline.drafters.statistics.recycling import Recycling
-from paceline.engine import loop
+from paceline.engine import speculator
 from paceline.engine.constrained import constrained
 from paceline.engine.engine import Engine, Event
 from paceline.errors import BadLogits, InvalidOption
@@ -129,7 +129,7 @@ def test_rows_beyond_memory_are_not_drafted(monkeypatch: pytest.MonkeyPatch) -> 
     grammar = GRAMMARS.choice(["the lazy dog jumps over the quick brown fox"])
     drafted = make().generate("dog", constraint=grammar, max_new_tokens=60)
     assert "grammar" in drafted.sources
-    monkeypatch.setattr(loop, "fitted", lambda memory, sequences, sizes: [Budget(0, 0)])
+    monkeypatch.setattr(speculator, "fitted", lambda memory, sequences, sizes: [Budget(0, 0)])
     plain = make().generate("dog", constraint=grammar, max_new_tokens=60)
     assert set(plain.sources) == {None}
     assert key(plain) == key(drafted)

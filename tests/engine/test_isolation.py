@@ -92,7 +92,7 @@ def clean(engine: Engine) -> None:
     assert engine._mail == {}
     assert decoder._watches == {}
     assert decoder._prefiller._features == {}
-    assert decoder._drafting._off == set()
+    assert decoder.speculator._off == set()
     if isinstance(decoder.drafter, Small):
         assert decoder.drafter._caches == {}
         assert decoder.drafter._trunks == {}
@@ -359,7 +359,7 @@ def test_the_decoder_itself_raises() -> None:
     """Proofs and tests that drive it must see every error."""
     for owner, method, _ in PARTS.values():
         engine = make(Featured(VOCABULARY))
-        engine.decoder._drafting.strict = True
+        engine.decoder.strict = engine.decoder.speculator.strict = True
         Fault(owner(engine), method, 1)
         sequence = Sequence.start(0, PROMPTS[1], PARAMS)
         with pytest.raises(RuntimeError, match="injected"):
@@ -428,7 +428,7 @@ def test_negative_control_requests_that_are_not_closed_show(
     monkeypatch: pytest.MonkeyPatch, survived: list[str]
 ) -> None:
     """A failed request that is not closed: the checks above notice."""
-    monkeypatch.setattr(Engine, "_leave", lambda self, request: self.scheduler.remove(request))
+    monkeypatch.setattr(Engine, "_finish", lambda self, request: self.scheduler.remove(request))
     engine = make()
     Fault(engine.decoder.verifier, "verify", 4)
     for prompt in PROMPTS:

@@ -702,7 +702,7 @@ class World:
         check(memory.free == memory.blocks, "blocks of the cache are not free")
         check(engine._mail == {} and decoder._watches == {}, "the engine remembers requests")
         check(decoder._prefiller._features == {}, "the prefill remembers features")
-        check(decoder._drafting._off == set(), "a drafter is off for a request that has ended")
+        check(decoder.speculator._off == set(), "a drafter is off for a request that has ended")
         drafter = decoder.drafter
         if isinstance(drafter, DraftModel):
             check(drafter._caches == {} and drafter._trunks == {}, "the drafter remembers")

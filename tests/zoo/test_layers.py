@@ -261,7 +261,7 @@ def test_the_cache_is_that_of_the_text_bit_for_bit(name: str) -> None:
     assert shared == sequences[1].cache.blocks[:2]
     for _ in range(12):
         decoder.step(sequences)
-    decoder._drafting.propose(sequences, [Budget(4, 4)] * 2)
+    decoder.speculator.propose(sequences, [Budget(4, 4)] * 2)
     for each in sequences:
         assert each.cache.length == len(each.tokens) - 1
         fresh = target.open()

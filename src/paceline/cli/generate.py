@@ -21,7 +21,6 @@ from paceline.cli.output import (
     remark,
     summary,
     telling,
-    told,
 )
 from paceline.core.options import check_text, within
 from paceline.core.types import Denoising, SamplingParams
@@ -180,7 +179,7 @@ def _report(engine: Any, completion: Any, config: dict[str, Any]) -> dict[str, A
         "prompt_tokens": completion.prompt_tokens,
         "finish_reason": completion.finish_reason,
         "config": config,
-        "drafting": told(engine),
+        "drafting": engine.decoder.notes(),
         "stats": completion.stats.as_dict(),
     }
     if config["logprobs"] is not None:

@@ -113,16 +113,11 @@ def summary(engine: Engine, completion: Completion) -> str:
     config = engine.config
     how = "sampler" if "sampler" in config else "drafter"
     parts.append(" ".join(str(config.get(key)) for key in ("runtime", "precision", how)))
-    parts += told(engine)
+    parts += engine.decoder.notes()
     rule = getattr(engine.decoder, "verifier", None)
     if rule is not None and not rule.lossless:
         parts.append(f"lossy: verifier {rule.name}")
     return "; ".join(parts)
-
-
-def told(engine: Engine) -> list[str]:
-    """Say which drafter drafted, and why, where there are several."""
-    return engine.decoder.drafter.told() if hasattr(engine.decoder, "drafter") else []
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def data(
     source = None
     if keep_features is not None:
         source = feature_source(loaded.target, keep_features)
-        engine.decoder.drafter = recorder
+        engine.loop.drafter = recorder
 
     def ended(request: int, text: Text | None) -> None:
         if source is not None:

@@ -13,12 +13,10 @@ from paceline.denoising.caches import CachePlan
 from paceline.denoising.distributions import Distributions
 from paceline.denoising.process import Context, Process, Sampler, Terms
 from paceline.denoising.unmasking import block_sizes, check_parts
-from paceline.engine.decoder import Commit
-from paceline.engine.memory import memory_of
+from paceline.engine.decoder import Commit, Decoder
 from paceline.engine.prefill import Chunk
-from paceline.engine.stopping import StopRules, TextWatch
+from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption
-from paceline.policy.cost import CostModel
 from paceline.sampling.sequence import Sequence
 
 NO_OPTIONS = Denoising()
@@ -44,11 +42,11 @@ class _Work:
     shown: list[int] = field(default_factory=list)
 
 
-class DenoisingDecoder:
+class DenoisingDecoder(Decoder):
     """Decode sequences by processes. The prompt rides in the first forward of each."""
 
     autoregressive: ClassVar[bool] = False
-    costs: CostModel | None = None
+    target: BlockTarget
 
     def __init__(
         self,
@@ -59,21 +57,14 @@ class DenoisingDecoder:
         default: Denoising = NO_OPTIONS,
     ) -> None:
         """Bind the parts; `default` holds the options of requests that leave them out."""
-        self.target = target
+        super().__init__(target, stops)
         self.facts = facts
-        self.stops = stops
-        self.memory = memory_of(target)
         self._parts = parts
         self._default = default
-        self._watches: dict[int, TextWatch] = {}
-        self._isolated = False
 
     @property
     def rule(self) -> str:
         return f"denoising {self._default}"
-
-    def isolate(self) -> None:
-        self._isolated = True
 
     def check(
         self, params: SamplingParams, denoising: Denoising | None, constrained: bool = False
@@ -114,27 +105,13 @@ class DenoisingDecoder:
                     f"{params.max_new_tokens}: raise it, or leave that token out"
                 )
 
-    def waiting(self, count: int) -> None:
-        # Steps do not depend on the queue.
-        ...
-
-    def resume(self, sequence: Sequence, tokens: List[int]) -> None:
-        # The process fills the same again, and says what comes behind these tokens.
-        ...
-
-    def admit(
-        self,
-        sequence: Sequence,
-        watch: TextWatch | None = None,
-        sibling: Sequence | None = None,
-    ) -> None:
+    def _open(self, sequence: Sequence, sibling: Sequence | None) -> None:
+        # One that was preempted keeps its process, which fills the same again.
         if sequence.work is None:
             context = self._context(sequence)
             sampler = self._parts.sampler(context.options, self.facts)
             sequence.work = _Work(sampler.process(context), context.options.steps)
         sequence.cache = self.target.open()
-        if watch is not None:
-            self._watches[sequence.id] = watch
 
     def _context(self, sequence: Sequence) -> Context:
         ends = self.stops.ends(sequence.params)
@@ -152,12 +129,6 @@ class DenoisingDecoder:
             return self._default
         known = {f.name: getattr(given, f.name) for f in fields(given)}
         return replace(self._default, **{k: v for k, v in known.items() if v is not None})
-
-    def begin(self, sequence: Sequence) -> None:
-        sequence.reading = False
-
-    def read(self, chunks: List[Chunk]) -> list[Commit]:
-        return []
 
     def step(
         self, sequences: List[Sequence], chunks: List[Chunk] = (), *, drafts: bool = True
@@ -182,43 +153,29 @@ class DenoisingDecoder:
             try:
                 kept = process.take(output.logits)
                 self.target.keep(sequence.cache, 0, kept)
-                commits.append(self._committed(sequence, process))
+                commits.append(self._commit(sequence, process))
             except Exception as error:
-                if not self._isolated:
-                    raise
+                commits.append(self._failed(sequence, error))
                 self.target.keep(sequence.cache, 0, ())
-                commits.append(Commit(sequence, error=error))
         for sequence in sequences:
             sequence.stats.add_step(clock, 1 / len(sequences))
         return commits
 
-    def close(self, sequence: Sequence) -> None:
-        self._watches.pop(sequence.id, None)
+    def _release(self, sequence: Sequence) -> None:
         if sequence.cache is not None:
             self.target.release(sequence.cache)
             sequence.cache = None
         if sequence.work is not None:
             sequence.work.process.forget()
 
-    def _committed(self, sequence: Sequence, process: Process) -> Commit:
-        canvas = process.canvas
-        begin = len(sequence.tokens)
+    def _commit(self, sequence: Sequence, process: Process) -> Commit:
+        begin, canvas = len(sequence.tokens), process.canvas
         run = canvas.tokens[begin : canvas.final]
-        kept, reason = 0, None
-        if run:
-            kept, reason = self.stops.cut(sequence, run, self._watches.get(sequence.id))
-        tokens = run[:kept]
-        if sequence.params.logprobs is not None:
-            known = process.logprobs
-            sequence.logprobs += [known[begin + index] for index in range(kept)]
-        sequence.tokens += tokens
-        sequence.sources += [None] * kept
-        sequence.finish_reason = reason
-        if reason is not None:
+        known = process.logprobs
+        commit = self._extend(sequence, run, [None] * len(run), lambda at: known[begin + at])
+        if commit.finish_reason is not None:
             sequence.stats.log_likelihood = process.log_likelihood(len(sequence.tokens))
-        sequence.stats.committed_tokens += kept
-        fills = self._fills(sequence.work) if sequence.work.shows else ()
-        return Commit(sequence, tuple(tokens), (None,) * kept, reason, fills=fills)
+        return commit._replace(fills=self._fills(sequence.work)) if sequence.work.shows else commit
 
     def _fills(self, work: _Work) -> tuple[tuple[int, int], ...]:
         canvas = work.process.canvas

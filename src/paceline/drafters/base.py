@@ -161,7 +161,7 @@ class Drafter(Described, ABC):
 
     def close(self, sequence: Sequence) -> None: ...
 
-    def told(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Return lines on which of its parts drafted, and why; none if it has no parts."""
         return []
 

@@ -1,13 +1,15 @@
-"""What an engine asks of a decoder: autoregressive, or one that fills canvases."""
+"""The shell of every decoder: admission, text watches, what a commit changes, and errors."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as List
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 from paceline.core.target import Target
-from paceline.core.types import Denoising, FinishReason, SamplingParams
-from paceline.engine.memory import Memory
+from paceline.core.types import Denoising, FinishReason, SamplingParams, TokenLogprob
+from paceline.engine.memory import memory_of
 from paceline.engine.prefill import Chunk
 from paceline.engine.stopping import StopRules, TextWatch
 from paceline.policy.cost import CostModel
@@ -30,49 +32,51 @@ class Commit(NamedTuple):
     fills: tuple[tuple[int, int], ...] = ()
 
 
-class Decoder(Protocol):
+class Decoder(ABC):
     """Decode a batch of sequences, step by step.
 
     Attributes:
         autoregressive: whether texts grow from left to right, so that drafts may come with them.
+        target: the model.
         stops: rules that end a text.
         memory: of the target, if it is paged.
+        strict: raise the error of a sequence; else it is in its commit.
     """
 
     autoregressive: ClassVar[bool]
-    stops: StopRules
-    memory: Memory | None
+
+    def __init__(self, target: Target, stops: StopRules) -> None:
+        self.target = target
+        self.stops = stops
+        self.memory = memory_of(target)
+        self.strict = True
+        self._watches: dict[int, TextWatch] = {}
 
     @property
-    def target(self) -> Target: ...
+    @abstractmethod
+    def rule(self) -> str:
+        """Name of what chooses tokens, for fingerprints of answers."""
 
     @property
     def costs(self) -> CostModel | None:
         """Costs of forwards, if known."""
-        ...
-
-    @property
-    def rule(self) -> str:
-        """Name of what chooses tokens, for fingerprints of answers."""
-        ...
+        return None
 
     def isolate(self) -> None:
         """From now on report the error of a sequence in its commit."""
-        ...
+        self.strict = False
 
+    @abstractmethod
     def check(
         self, params: SamplingParams, denoising: Denoising | None, constrained: bool = False
     ) -> None:
         """Raise InvalidOption for requests that this decoder cannot serve."""
-        ...
 
     def waiting(self, count: int) -> None:
         """Take note of the number of requests that wait."""
-        ...
 
     def resume(self, sequence: Sequence, tokens: List[int]) -> None:
         """Take over the first tokens of an answer; the sequence has them already."""
-        ...
 
     def admit(
         self,
@@ -80,17 +84,23 @@ class Decoder(Protocol):
         watch: TextWatch | None = None,
         sibling: Sequence | None = None,
     ) -> None:
-        """Open a sequence's cache. A `sibling` has read the same prompt."""
-        ...
+        """Open a sequence's cache. Prefill its tokens in chunks before `begin`.
+
+        A `sibling` has read the same prompt, and shares what it has cached of it.
+        """
+        self._open(sequence, sibling)
+        if watch is not None:
+            self._watches[sequence.id] = watch
 
     def begin(self, sequence: Sequence) -> None:
         """Do what comes between prefill and the first step; `sequence.reading` ends."""
-        ...
+        sequence.reading = False
 
     def read(self, chunks: List[Chunk]) -> list[Commit]:
         """Prefill chunks of admitted sequences in a forward of their own; return errors only."""
-        ...
+        return []
 
+    @abstractmethod
     def step(
         self, sequences: List[Sequence], chunks: List[Chunk] = (), *, drafts: bool = True
     ) -> list[Commit]:
@@ -99,8 +109,50 @@ class Decoder(Protocol):
         The caller must close sequences whose commit has a finish reason or an error. Errors of
         chunks stand last. An exception, of the forward as a whole, leaves all unchanged.
         """
-        ...
 
     def close(self, sequence: Sequence) -> None:
         """Release a sequence; an unfinished one may be admitted again later and then continues."""
-        ...
+        self._watches.pop(sequence.id, None)
+        self._release(sequence)
+
+    def reset(self) -> None:
+        """Forget what was learned from earlier sequences."""
+
+    def notes(self) -> list[str]:
+        """Return lines on which drafters drafted, and why, where there are several."""
+        return []
+
+    @abstractmethod
+    def _open(self, sequence: Sequence, sibling: Sequence | None) -> None: ...
+
+    @abstractmethod
+    def _release(self, sequence: Sequence) -> None: ...
+
+    def _extend(
+        self,
+        sequence: Sequence,
+        run: List[int],
+        sources: List[str | None],
+        logprob: Callable[[int], TokenLogprob],
+        *,
+        last: bool = False,
+    ) -> Commit:
+        # Extend a sequence by a run, as far as stop rules let it: `last` ends it in any case.
+        # `logprob` is that of a token of the run, called if it is asked for.
+        kept, reason = self.stops.cut(sequence, run, self._watches.get(sequence.id))
+        if last:
+            reason = reason or "length"
+        tokens, sources = run[:kept], sources[:kept]
+        if sequence.params.logprobs is not None:
+            sequence.logprobs += map(logprob, range(kept))
+        sequence.tokens += tokens
+        sequence.sources += sources
+        sequence.finish_reason = reason
+        sequence.stats.committed_tokens += kept
+        return Commit(sequence, tuple(tokens), tuple(sources), reason)
+
+    def _failed(self, sequence: Sequence, error: Exception) -> Commit:
+        # The error ends this sequence alone.
+        if self.strict:
+            raise error
+        return Commit(sequence, error=error)

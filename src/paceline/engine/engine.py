@@ -25,6 +25,7 @@ from paceline.core.types import (
     TokenLogprob,
 )
 from paceline.engine.decoder import Commit, Decoder
+from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.prefill import Chunk
 from paceline.engine.requests import BreakerTokens, parameters, token_ids
 from paceline.engine.requests import Message as Message
@@ -138,7 +139,7 @@ class Engine:
             defaults: fields of `SamplingParams` that the model's files ask for. `generate` and its
                 like take what they are given: `engine.generate(prompt, **engine.defaults)`.
         """
-        self.decoder: Any = decoder  # a `Decoder`, with more parts by its kind
+        self.decoder = decoder
         self.tokenizer = tokenizer
         self.config = dict(config or {})
         self.defaults = dict(defaults or {})
@@ -305,15 +306,15 @@ class Engine:
                 "bring along: leave out one of the two"
             )
         return Prepared(
-            tuple(ids),
-            params,
-            speculation,
-            constraint,
-            sample,
-            tuple(resume),
-            denoising,
-            pooling,
-            self._breakers.of(params),
+            tokens=tuple(ids),
+            params=params,
+            speculation=speculation,
+            constraint=constraint,
+            sample=sample,
+            resume=tuple(resume),
+            denoising=denoising,
+            pooling=pooling,
+            breakers=self._breakers.of(params),
         )
 
     def add(
@@ -382,6 +383,16 @@ class Engine:
         self.scheduler.add(Request(sequence, transcript, prompt.sample))
         return sequence.id
 
+    @property
+    def loop(self) -> AutoregressiveDecoder:
+        """The decode loop, whose drafter, verifier and controller may be replaced.
+
+        InvalidOption: the model fills a canvas, and has none.
+        """
+        if not isinstance(self.decoder, AutoregressiveDecoder):
+            raise InvalidOption("the model fills a canvas, without drafts: load another sampler")
+        return self.decoder
+
     def step(self) -> list[Event]:
         """Admit requests, prefill prompts, and decode one step for all running requests.
 
@@ -439,7 +450,7 @@ class Engine:
         for each in self.scheduler:
             if each.sequence.id == request:
                 each.sequence.finish_reason = "cancelled"
-                self._leave(each)
+                self._finish(each)
                 completion = self._complete(each)
                 if (mail := self._mail.get(request)) is not None:
                     mail.append(Event(request, each.transcript.take(), (), (), completion))
@@ -526,7 +537,7 @@ class Engine:
         return self._forward(sequences, scheduler.chunks(costs))
 
     def _forward(self, sequences: list[Sequence], chunks: list[Chunk]) -> list[Commit]:
-        decoder: Decoder = self.decoder
+        decoder = self.decoder
         try:
             return decoder.step(sequences, chunks) if sequences else decoder.read(chunks)
         except OutOfMemory:
@@ -588,7 +599,7 @@ class Engine:
         if not self._preempt():
             events.append(self._failed(self.scheduler.placed[0], error))
 
-    def _leave(self, request: Request) -> None:
+    def _finish(self, request: Request) -> None:
         self.scheduler.remove(request)
         if request.sequence.cache is not None:
             self.decoder.close(request.sequence)
@@ -598,12 +609,12 @@ class Engine:
         error = commit.error
         if error is None:
             try:
-                return self._told(request, commit)
+                return self._to_event(request, commit)
             except Exception as failure:
                 error = failure
         return self._failed(request, error)
 
-    def _told(self, request: Request, commit: Commit) -> Event:
+    def _to_event(self, request: Request, commit: Commit) -> Event:
         sequence, stats = request.sequence, request.sequence.stats
         prompt: tuple[TokenLogprob, ...] = ()
         if stats.first_token_seconds is None and (commit.tokens or commit.finish_reason):
@@ -611,14 +622,16 @@ class Engine:
             prompt = tuple(sequence.prompt_logprobs)
         completion = None
         if commit.finish_reason is not None:
-            self._leave(request)
+            self._finish(request)
             completion = self._complete(request)
-        text, tokens = request.transcript.take(), commit.tokens
         known = sequence.logprobs
-        logprobs = tuple(known[len(known) - len(tokens) :]) if known else ()
-        made = sequence.id, text, tokens, commit.sources, completion, logprobs
         return Event(
-            *made,
+            request=sequence.id,
+            text=request.transcript.take(),
+            token_ids=commit.tokens,
+            sources=commit.sources,
+            completion=completion,
+            logprobs=tuple(known[len(known) - len(commit.tokens) :]) if known else (),
             cached_tokens=stats.cached_tokens,
             prompt_logprobs=prompt,
             fills=commit.fills,
@@ -626,7 +639,7 @@ class Engine:
 
     def _failed(self, request: Request, error: Exception) -> Event:
         with suppress(Exception):  # the first error says more
-            self._leave(request)
+            self._finish(request)
         if not isinstance(error, PacelineError):
             _LOG.error("request %d failed", request.sequence.id, exc_info=error)
             failed = RequestFailed(f"the request failed: {type(error).__name__}: {error}")
@@ -639,14 +652,14 @@ class Engine:
         assert sequence.finish_reason is not None
         request.transcript.finish()
         return Completion(
-            request.transcript.text,
-            tuple(sequence.generated),
-            tuple(sequence.logprobs),
-            tuple(sequence.sources),
-            sequence.prompt_length,
-            sequence.finish_reason,
-            sequence.stats,
-            sequence.stats.cached_tokens,
-            tuple(sequence.prompt_logprobs),
-            None if sequence.pooled is None else sequence.pooled.total,
+            text=request.transcript.text,
+            token_ids=tuple(sequence.generated),
+            logprobs=tuple(sequence.logprobs),
+            sources=tuple(sequence.sources),
+            prompt_tokens=sequence.prompt_length,
+            finish_reason=sequence.finish_reason,
+            stats=sequence.stats,
+            cached_tokens=sequence.stats.cached_tokens,
+            prompt_logprobs=tuple(sequence.prompt_logprobs),
+            state=None if sequence.pooled is None else sequence.pooled.total,
         )

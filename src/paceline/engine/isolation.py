@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as List
+from typing import NamedTuple
 
 from paceline.core import tree as trees
 from paceline.core.target import Output, Pass, Target
@@ -12,6 +13,15 @@ from paceline.drafters.base import Drafter
 from paceline.sampling.sequence import Sequence
 
 _LOG = logging.getLogger(__name__)
+
+
+class Outcome(NamedTuple):
+    """What became of the draft of a sequence; `output` has its rows first."""
+
+    sequence: Sequence
+    draft: TokenTree
+    verdict: Verdict
+    output: Output
 
 
 class IsolatedDrafter:
@@ -67,9 +77,9 @@ class IsolatedDrafter:
             _LOG.warning("drafter '%s' failed to verify: %s", self.drafter.name, error)
             return target.forward(passes)
 
-    def observe(self, told: List[tuple[Sequence, TokenTree, Verdict, Output]]) -> None:
+    def observe(self, outcomes: List[Outcome]) -> None:
         """Show the drafter its sequences' steps."""
-        mine = [each for each in told if each[0].id not in self._off] if self._off else told
+        mine = [each for each in outcomes if each.sequence.id not in self._off]
         if not mine:
             return
         sequences, drafts, verdicts, outputs = zip(*mine, strict=True)

@@ -68,7 +68,7 @@ def read_alike(engines: Iterable[Engine], costs: CostModel) -> None:
     its steps would share their time with a prompt.
     """
     for engine in engines:
-        controller = engine.decoder.controller
+        controller = engine.loop.controller
         if controller.costs is None:
             controller.costs = costs
 
@@ -102,7 +102,7 @@ class Rotation:
         """Return what `play` returns, by drafter; Stopped if `stop` became true."""
         if self._cold:
             for engine in self._engines.values():
-                engine.decoder.drafter.reset()
+                engine.decoder.reset()
         names = list(self._engines)
         shift = self._turn % len(names)
         self._turn += 1
@@ -164,7 +164,7 @@ def warm_up(engines: Mapping[str, Engine], prompt: Prompt) -> None:
         engine.decoder.target.warm_up()
         for _ in engine.events(prompt, max_new_tokens=_WARM_UP_TOKENS):
             pass
-        engine.decoder.drafter.reset()
+        engine.decoder.reset()
 
 
 def run(

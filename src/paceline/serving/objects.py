@@ -11,8 +11,8 @@ from time import time
 from typing import Any, ClassVar
 
 from paceline.core.types import TokenLogprob
+from paceline.engine.client_drafts import PREDICTION
 from paceline.engine.engine import Completion, Event, Prepared, PromptProgress
-from paceline.engine.predicted import SOURCE as PREDICTION
 from paceline.models.text import Offsets
 from paceline.serving.answers.parser import AnswerParser, Delta
 from paceline.serving.http import sse

@@ -53,8 +53,8 @@ class CompositeDrafter(Drafter):
         for part in self.parts:
             part.close(sequence)
 
-    def told(self) -> list[str]:
-        return [line for part in self.parts for line in part.told()]
+    def notes(self) -> list[str]:
+        return [line for part in self.parts for line in part.notes()]
 
 
 def refuse_drawn(parts: List[Drafter], joined: str) -> None:

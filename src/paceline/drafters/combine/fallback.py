@@ -459,8 +459,8 @@ class FallbackDrafter(CompositeDrafter):
         depth = 1 + sum(chance >= least for chance in estimates.reach()[: budget.depth - 1])
         return replace(budget, depth=min(depth, budget.depth), least=least)
 
-    def told(self) -> list[str]:
-        lines = super().told()
+    def notes(self) -> list[str]:
+        lines = super().notes()
         for part, known in list(zip(self.parts, self._estimates, strict=True))[1:]:
             price = known.price(self._plain.mean, self._row)
             found = f"{known.added.mean:.2f} tokens more each, for {price:.2f} of a plain step"

@@ -372,7 +372,7 @@ def collect(
     Its last tokens are left out; with a grade of texts, all of an answer that gets none, which
     nothing can spoil. The engine's verifier is replaced while this runs.
     """
-    decoder, tokenizer = engine.decoder, engine.tokenizer
+    decoder, tokenizer = engine.loop, engine.tokenizer
     ids = tokenizer.prompt(prompt)
     recorder, rule = MismatchRecorder(), decoder.verifier
     decoder.verifier = recorder

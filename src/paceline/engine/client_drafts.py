@@ -1,4 +1,4 @@
-"""Drafts from a prediction: a text of the client's that the answer is likely to repeat."""
+"""Drafts that come with a request: of its beginning, or from a text that it is likely to repeat."""
 
 from __future__ import annotations
 
@@ -6,16 +6,57 @@ from bisect import bisect_left
 from collections.abc import Sequence as List
 from functools import cached_property
 
+from paceline.core import tree as trees
+from paceline.core.types import TokenTree
+from paceline.policy.controller import Controller
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_model import best_depths
+from paceline.sampling.sequence import Sequence
 
-SOURCE = "prediction"
-"""Source of these drafts. Policies learn nothing from them."""
+# Sources of these drafts. Policies learn nothing from them.
+CLIENT = "client"
+PREDICTION = "prediction"
+SOURCES = (CLIENT, PREDICTION)
 
 _MOST = 64  # tokens of a draft
 _NEAR = 16  # tokens ahead in which a single token may be found again
 _LOOKED = 32  # places that are compared
 _LONGEST = 8  # tokens before a place that are compared
+
+
+class ClientDrafts:
+    """Drafts of those sequences whose clients sent some."""
+
+    def __init__(self) -> None:
+        self._followers: dict[int, Follower] = {}
+
+    def drafts(self, sequences: List[Sequence], controller: Controller) -> dict[int, TokenTree]:
+        """Return the next draft of each that has one, by its place in the batch."""
+        out: dict[int, TokenTree] = {}
+        asked = (each.speculation for each in sequences)
+        if not any(each.draft or each.prediction for each in asked):
+            return out
+        reach: list[list[float]] = [[]] * len(sequences)
+        for place, each in enumerate(sequences):
+            # A draft is of the beginning: once a token is committed, it has stood or fallen.
+            if each.speculation.draft and not each.stats.committed_tokens:
+                out[place] = trees.chain(each.speculation.draft, CLIENT)
+            elif each.speculation.prediction:
+                reach[place] = self._follow(each).reach()
+        for place, count in enumerate(depths(reach, controller.costs, controller.beside)):
+            if count:
+                ahead = self._followers[sequences[place].id].next(count)
+                out[place] = trees.chain(ahead, PREDICTION)
+        return out
+
+    def close(self, sequence: Sequence) -> None:
+        self._followers.pop(sequence.id, None)
+
+    def _follow(self, sequence: Sequence) -> Follower:
+        if sequence.id not in self._followers:
+            self._followers[sequence.id] = Follower(sequence.speculation.prediction)
+        self._followers[sequence.id].read(sequence.tokens, sequence.prompt_length)
+        return self._followers[sequence.id]
 
 
 class Follower:
