@@ -20,7 +20,7 @@ from paceline.drafters.base import NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.policy.controller import Fixed
-from paceline.registry.samplers import RegisteredParts
+from paceline.registry.samplers import make_parts
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
@@ -44,7 +44,7 @@ def texts(made: Any, sampler: str, cache: str | None = None, **params: Any) -> l
 
 def decoded(made: Any, sampler: str, cache: str | None = None, **params: Any) -> list[Sequence]:
     facts = made.capabilities.denoises
-    decoder = DenoisingDecoder(made, facts, StopRules((), 256), RegisteredParts())
+    decoder = DenoisingDecoder(made, facts, StopRules((), 256), make_parts)
     options = Denoising(sampler, cache=cache)
     batch = [
         start(made, options, prompt, i, max_new_tokens=LENGTH, **params)

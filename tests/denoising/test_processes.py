@@ -18,6 +18,7 @@ from tests.helpers.canvases import (
 
 from paceline.core.target import Block
 from paceline.core.types import Denoising, SamplingParams
+from paceline.denoising.caches import CachePlan
 from paceline.denoising.canvas import visible
 from paceline.denoising.decoder import DenoisingDecoder
 from paceline.denoising.samplers.genmol import GenMol, Remask
@@ -25,7 +26,7 @@ from paceline.denoising.unmasking import Unmasking
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
-from paceline.registry.samplers import RegisteredParts
+from paceline.registry.samplers import make_parts
 from paceline.sampling.sequence import Sequence
 
 PARAMS = ({}, {"temperature": 1.0, "seed": 3})
@@ -37,7 +38,7 @@ def table(index: int, places: int = 6, **facts: object) -> TableDenoiser:
 
 def decoder_of_network(target):
     facts = target.capabilities.denoises
-    return DenoisingDecoder(target, facts, StopRules((), 96), RegisteredParts())
+    return DenoisingDecoder(target, facts, StopRules((), 96), make_parts)
 
 
 def start_network(target, options):
@@ -121,7 +122,7 @@ def test_better_texts_are_kept_and_only_the_span_changes(objective):
         target = table(seed, 8)
         rule = Remask(GenMol(), rounds=6, span=3, objective=objective)
         decoder = decoder_of(target)
-        decoder._parts.sampler = lambda options, facts, rule=rule: rule
+        decoder._make_parts = lambda options, facts, rule=rule: (rule, CachePlan())
         sequence = start(target, Denoising(), temperature=1.0, seed=seed, forced_tokens={2: 1})
         decoder.admit(sequence)
         process = sequence.work.process

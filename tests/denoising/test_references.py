@@ -14,11 +14,11 @@ from tests.models.test_denoisers import GOLDEN, save, target
 from paceline.core.types import Denoises, Denoising, SamplingParams
 from paceline.denoising.caches import CachePlan
 from paceline.denoising.decoder import DenoisingDecoder
-from paceline.denoising.process import Decision, Sampler, View, best
+from paceline.denoising.process import Decision, View, best
 from paceline.denoising.unmasking import Rule
 from paceline.engine.stopping import StopRules
 from paceline.models.source import resolve
-from paceline.registry.samplers import RegisteredParts
+from paceline.registry.samplers import make_parts
 from paceline.sampling.sequence import Sequence
 
 # Reference trace, what asks for the same here, and the places that both fill.
@@ -44,19 +44,6 @@ class Scheduled(Rule):
     def choose(self, view: View, state: list[int]) -> Decision:
         worth = -view.entropy if self._by == "entropy" else getattr(view, self._by)
         return Decision(best(worth, state.pop(0)))
-
-
-class Given(RegisteredParts):
-    """Parts with a rule of one's own."""
-
-    def __init__(self, rule: Rule) -> None:
-        self._rule = rule
-
-    def sampler(self, options: Denoising, facts: Denoises) -> Sampler:
-        return self._rule
-
-    def plan(self, options: Denoising, facts: Denoises) -> CachePlan:
-        return CachePlan()
 
 
 def states(made: Any, facts: Denoises, options: Denoising, room: int, parts: Any) -> Any:
@@ -107,12 +94,12 @@ def test_steps_are_those_of_the_reference(
     known = source.config.denoises
     assert known is not None
     wanted = expected(GOLDEN[name]["traces"][trace], room)
-    found = states(target("cpu", source), known, options, room, RegisteredParts())
+    found = states(target("cpu", source), known, options, room, make_parts)
     assert found == wanted
     assert MASK not in found[-1]
     # Negative control: rows that speak of another place.
     other = replace(known, shifted=not known.shifted)
-    assert states(target("cpu", source), other, options, room, RegisteredParts()) != wanted
+    assert states(target("cpu", source), other, options, room, make_parts) != wanted
 
 
 @pytest.mark.parametrize("alg", ["maskgit_plus", "topk_margin", "entropy"])
@@ -124,5 +111,8 @@ def test_dream_s_order_is_that_of_the_reference(alg: str, tmp_path: Path) -> Non
     masked = [8, *(state.count(MASK) for state in wanted)]
     counts = [before - after for before, after in pairwise(masked)]
     by = {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "entropy"}[alg]
-    parts = Given(Scheduled(counts, by))
-    assert states(target("cpu", source), known, Denoising(block=8), 8, parts) == wanted
+    rule = Scheduled(counts, by)
+    assert (
+        states(target("cpu", source), known, Denoising(block=8), 8, lambda *_: (rule, CachePlan()))
+        == wanted
+    )

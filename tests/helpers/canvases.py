@@ -23,7 +23,7 @@ from paceline.denoising.decoder import DenoisingDecoder
 from paceline.denoising.process import View
 from paceline.engine.stopping import StopRules
 from paceline.proof.table_denoiser import TableDenoiser
-from paceline.registry.samplers import RegisteredParts
+from paceline.registry.samplers import make_parts
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.sampling.randomness import KeyedRandomness
 from paceline.sampling.sequence import Sequence
@@ -31,9 +31,7 @@ from paceline.sampling.sequence import Sequence
 
 def decoder_of(target: TableDenoiser) -> DenoisingDecoder:
     limit = target.capabilities.max_context
-    return DenoisingDecoder(
-        target, target.facts, StopRules((target.end,), limit), RegisteredParts()
-    )  # type: ignore[arg-type]
+    return DenoisingDecoder(target, target.facts, StopRules((target.end,), limit), make_parts)  # type: ignore[arg-type]
 
 
 def start(
@@ -130,7 +128,7 @@ def decode_text(
     """Decode 12 tokens, or `max_new_tokens`, by a network; return the sequence."""
     facts = target.capabilities.denoises
     assert facts is not None
-    decoder = DenoisingDecoder(target, facts, StopRules((), 96), RegisteredParts())
+    decoder = DenoisingDecoder(target, facts, StopRules((), 96), make_parts)
     params.setdefault("max_new_tokens", 12)
     sequence = Sequence.start(0, list(prompt), SamplingParams(**params), denoising=options)
     decoder.check(sequence.params, options)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from paceline.core.metrics import Clock
 from paceline.core.target import Block, BlockTarget
@@ -22,16 +23,8 @@ from paceline.sampling.sequence import Sequence
 NO_OPTIONS = Denoising()
 
 
-class Parts(Protocol):
-    """What the options of a request stand for."""
-
-    def sampler(self, options: Denoising, facts: Denoises) -> Sampler:
-        """Return the sampler; InvalidOption if there is none."""
-        ...
-
-    def plan(self, options: Denoising, facts: Denoises) -> CachePlan:
-        """Return the cache plan; InvalidOption if there is none."""
-        ...
+# From the options of a request: its sampler and its cache plan. Raises InvalidOption.
+MakeParts = Callable[[Denoising, Denoises], tuple[Sampler, CachePlan]]
 
 
 @dataclass(slots=True)
@@ -53,13 +46,13 @@ class DenoisingDecoder(Decoder):
         target: BlockTarget,
         facts: Denoises,
         stops: StopRules,
-        parts: Parts,
+        make_parts: MakeParts,
         default: Denoising = NO_OPTIONS,
     ) -> None:
         """Bind the parts; `default` holds the options of requests that leave them out."""
         super().__init__(target, stops)
         self.facts = facts
-        self._parts = parts
+        self._make_parts = make_parts
         self._default = default
 
     @property
@@ -70,10 +63,9 @@ class DenoisingDecoder(Decoder):
         self, params: SamplingParams, denoising: Denoising | None, constrained: bool = False
     ) -> None:
         options = self._options(denoising)
-        sampler = self._parts.sampler(options, self.facts)
+        sampler, plan = self._make_parts(options, self.facts)
         room = min(params.max_new_tokens, self.target.capabilities.max_context)
         size = min(room, block_sizes(self.facts, options, room)[0])
-        plan = self._parts.plan(options, self.facts)
         check_parts(sampler, Terms(self.facts, plan, params, size, constrained))
         if params.logprobs is not None and params.forced_tokens:
             raise InvalidOption(
@@ -108,20 +100,19 @@ class DenoisingDecoder(Decoder):
     def _open(self, sequence: Sequence, sibling: Sequence | None) -> None:
         # One that was preempted keeps its process, which fills the same again.
         if sequence.work is None:
-            context = self._context(sequence)
-            sampler = self._parts.sampler(context.options, self.facts)
-            sequence.work = _Work(sampler.process(context), context.options.steps)
+            options = self._options(sequence.denoising)
+            sampler, plan = self._make_parts(options, self.facts)
+            process = sampler.process(self._context(sequence, options, plan))
+            sequence.work = _Work(process, options.steps)
         sequence.cache = self.target.open()
 
-    def _context(self, sequence: Sequence) -> Context:
+    def _context(self, sequence: Sequence, options: Denoising, plan: CachePlan) -> Context:
         ends = self.stops.ends(sequence.params)
         room = min(
             sequence.params.max_new_tokens,
             self.target.capabilities.max_context - sequence.prompt_length,
         )
         distributions = Distributions(sequence, self.facts, ends)
-        options = self._options(sequence.denoising)
-        plan = self._parts.plan(options, self.facts)
         return Context(sequence, self.facts, options, distributions, room, plan)
 
     def _options(self, given: Denoising | None) -> Denoising:

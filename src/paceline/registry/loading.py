@@ -26,7 +26,7 @@ from paceline.registry import table as registry
 from paceline.registry.assembly import SpeculationBuilder
 from paceline.registry.loaded import Loaded
 from paceline.registry.options import AUTOREGRESSIVE, DEFAULTS, Options
-from paceline.registry.samplers import DEFAULT_SAMPLERS, RegisteredParts
+from paceline.registry.samplers import DEFAULT_SAMPLERS, make_parts
 from paceline.registry.tuned_choice import Configuration
 from paceline.verifiers.base import VerifierContext
 from paceline.version import __version__
@@ -314,7 +314,7 @@ def _canvas_decoder(loaded: Loaded, asked: Options) -> tuple[DenoisingDecoder, d
     canvas = Denoising(asked.sampler, asked.block, asked.canvas_cache)
     ends = (*loaded.tokenizer.eos_token_ids, *facts.ends)
     stops = StopRules(ends, target.capabilities.max_context)
-    decoder = DenoisingDecoder(target, facts, stops, RegisteredParts(), canvas)
+    decoder = DenoisingDecoder(target, facts, stops, make_parts, canvas)
     decoder.check(SamplingParams(max_new_tokens=1), None)  # requests come with their own size
     sampler = asked.sampler or DEFAULT_SAMPLERS[facts.attention]
     return decoder, {"sampler": sampler, "block": asked.block, "canvas_cache": asked.canvas_cache}

@@ -61,13 +61,10 @@ def _found(kind: registry.Kind, method: Expression, files: bool) -> tuple[Any, d
     return factory, arguments(factory, kind, method.options, "inner", files=files)
 
 
-class RegisteredParts:
-    """Parts of requests by name. Without a name: one place a step, and the exact cache if any."""
+def make_parts(options: Denoising, facts: Denoises) -> tuple[Sampler, CachePlan]:
+    """Build what the options of a request name; InvalidOption if there is none.
 
-    def sampler(self, options: Denoising, facts: Denoises) -> Sampler:
-        return make_sampler(options.sampler or DEFAULT_SAMPLERS[facts.attention])
-
-    def plan(self, options: Denoising, facts: Denoises) -> CachePlan:
-        if options.cache is not None:
-            return make_plan(options.cache)
-        return make_plan("none" if facts.attention == "full" else "exact")
+    Without a name: the default of the attention, and the exact cache if the model has any.
+    """
+    plan = options.cache or ("none" if facts.attention == "full" else "exact")
+    return make_sampler(options.sampler or DEFAULT_SAMPLERS[facts.attention]), make_plan(plan)

@@ -20,7 +20,7 @@ from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption
 from paceline.networks.mask_rows import PARTS, MaskRows, load_mask_rows, save_mask_rows
 from paceline.policy.controller import Fixed
-from paceline.registry.samplers import RegisteredParts
+from paceline.registry.samplers import make_parts
 from paceline.verifiers.matching import Coupled
 
 PROMPT = [5, 9, 17, 23, 9, 42, 7]
@@ -126,7 +126,7 @@ def test_text_is_that_of_plain_decoding_in_a_batch_and_alone(
     given = SamplingParams(max_new_tokens=LENGTH, **params)
     wanted = [each.generated for each in autoregressive(plain, prompts, given)]
     facts = target.capabilities.denoises
-    decoder = DenoisingDecoder(target, facts, stops, RegisteredParts())
+    decoder = DenoisingDecoder(target, facts, stops, make_parts)
 
     def texts(some: list[list[int]]) -> list[list[int]]:
         sizes = {"max_new_tokens": LENGTH, **params}
@@ -141,7 +141,7 @@ def test_text_is_that_of_plain_decoding_in_a_batch_and_alone(
 def test_a_sampler_that_fills_masks_for_good_is_refused() -> None:
     facts = made().capabilities.denoises
     with pytest.raises(InvalidOption, match="causal"):
-        DenoisingDecoder(made(), facts, StopRules((), 256), RegisteredParts()).check(
+        DenoisingDecoder(made(), facts, StopRules((), 256), make_parts).check(
             SamplingParams(), Denoising("threshold")
         )
 
