@@ -52,7 +52,7 @@ class Fault:
 
 FAULTS = {
     "a cache is never released": Fault(
-        AutoregressiveDecoder, "close", "self._prefiller.close(sequence)", "pass"
+        AutoregressiveDecoder, "_release", "self._prefiller.close(sequence)", "pass"
     ),
     "an event goes to another job": Fault(
         ServingCore,
@@ -106,10 +106,10 @@ FAULTS = {
     "resumed tokens have no penalty": Fault(
         AutoregressiveDecoder, "resume", "sequence.sampler.commit(tokens)", "pass"
     ),
-    "a failed request stays": Fault(Engine, "_failed", "self._leave(request)", "pass"),
+    "a failed request stays": Fault(Engine, "_failed", "self._finish(request)", "pass"),
     "a job does not wake the worker": Fault(Worker, "submit", "self._notify()", "pass"),
     "log-probabilities of one token only": Fault(
-        Engine, "_told", "known[len(known) - len(tokens) :]", "known[-1:]"
+        Engine, "_to_event", "known[len(known) - len(commit.tokens) :]", "known[-1:]"
     ),
     "a client that leaves is not seen": Fault(
         EventStream,
