@@ -15,9 +15,8 @@ from paceline.core.target import Output, Pass, Target
 from paceline.core.types import Denoising, Described, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.engine.decoder import Commit, Decoder
-from paceline.engine.isolation import Outcome
 from paceline.engine.prefill import Chunk, Prefiller
-from paceline.engine.speculator import Speculator
+from paceline.engine.speculator import Outcome, Speculator
 from paceline.engine.stopping import StopRules, TextWatch
 from paceline.errors import InvalidOption
 from paceline.policy.controller import Controller
