@@ -16,7 +16,7 @@ from paceline.core.types import Denoising, Described, SamplingParams, TokenTree,
 from paceline.drafters.base import Drafter
 from paceline.engine.decoder import Commit, Decoder
 from paceline.engine.prefill import Chunk, Prefiller
-from paceline.engine.speculator import Outcome, Speculator
+from paceline.engine.speculator import VerifiedDraft, Speculator
 from paceline.engine.stopping import StopRules, TextWatch
 from paceline.errors import InvalidOption
 from paceline.policy.controller import Controller
@@ -71,15 +71,15 @@ class AutoregressiveDecoder(Decoder, Described):
         rows = len(sequences) + sum(map(len, shown))
         seconds = clock.move("forward", "prefill", prefill_rows / (prefill_rows + rows))
         failed = self._prefilled(chunks, outputs[len(sequences) :], seconds)
-        commits, outcomes = [], []
+        commits, verified = [], []
         for sequence, draft, tree, output in zip(sequences, drafted, shown, outputs, strict=False):
             try:
                 verdict = self._verify(sequence, tree, output, clock)
                 commits.append(self._commit(sequence, draft, verdict, output))
-                outcomes.append(Outcome(sequence, draft, verdict, output))
+                verified.append(VerifiedDraft(sequence, draft, verdict, output))
             except Exception as error:
                 commits.append(self._failed(sequence, error))
-        self.speculator.learn(outcomes, clock)
+        self.speculator.learn(verified, clock)
         for sequence in sequences:
             sequence.stats.add_step(clock, 1 / len(sequences))
         return commits + failed

@@ -25,8 +25,8 @@ from paceline.verifiers.base import Verifier
 _LOG = logging.getLogger(__name__)
 
 
-class Outcome(NamedTuple):
-    """What became of the draft of a sequence; `output` has its rows first."""
+class VerifiedDraft(NamedTuple):
+    """A draft and what became of it; `output` has its rows first."""
 
     sequence: Sequence
     draft: TokenTree
@@ -87,9 +87,9 @@ class IsolatedDrafter:
             _LOG.warning("drafter '%s' failed to verify: %s", self.drafter.name, error)
             return target.forward(passes)
 
-    def observe(self, outcomes: List[Outcome]) -> None:
+    def observe(self, verified: List[VerifiedDraft]) -> None:
         """Show the drafter its sequences' steps."""
-        mine = [each for each in outcomes if each.sequence.id not in self._off]
+        mine = [each for each in verified if each.sequence.id not in self._off]
         if not mine:
             return
         sequences, drafts, verdicts, outputs = zip(*mine, strict=True)
@@ -184,11 +184,11 @@ class Speculator(IsolatedDrafter):
             selected[place] = drafts[place]
         return selected
 
-    def learn(self, outcomes: List[Outcome], clock: Clock) -> None:
+    def learn(self, verified: List[VerifiedDraft], clock: Clock) -> None:
         """Show drafter and controller what was committed, and what it took."""
         with clock("draft"):
-            self.observe(outcomes)
-        own = [each for each in outcomes if each.draft.source not in SOURCES]
+            self.observe(verified)
+        own = [each for each in verified if each.draft.source not in SOURCES]
         if not own:
             return
         sequences, drafts, verdicts, _ = zip(*own, strict=True)
