@@ -8,18 +8,16 @@ from typing import Any
 from paceline.measure.page import HINT, Plot, Table, can_plot, render
 from paceline.measure.results import table
 
-TITLES = tuple(
-    [
-        "sampler",
-        "batch",
-        "right",
-        "± seeds",
-        "tokens per forward",
-        "forwards",
-        "positions",
-        "ms",
-        "KL",
-    ]
+TITLES = (
+    "sampler",
+    "batch",
+    "right",
+    "± seeds",
+    "tokens per forward",
+    "forwards",
+    "positions",
+    "ms",
+    "KL",
 )
 FORMS = ("task", "names", "right", "total correlation (nats)")
 
