@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.peers.batches import BatchEngine
 from benchmarks.peers.engines import start
 
+from paceline.audit.remote import JsonlEngine
 from paceline.core import tree
 from paceline.core.target import Pass, Target
 from paceline.core.types import LogitArray
@@ -85,7 +85,7 @@ def perplexity(logits: LogitArray, tokens: Sequence[int]) -> float:
     return float(np.exp(total / (len(tokens) - 1)))
 
 
-def peer_logits(engine: BatchEngine, tokens: Sequence[int]) -> LogitArray:
+def peer_logits(engine: JsonlEngine, tokens: Sequence[int]) -> LogitArray:
     """What an engine writes for a request of the kind "logits"; EngineFailed if it cannot."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "logits.npy"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import report, table
-from benchmarks.peers.batches import BatchEngine, batches, rotations
+from benchmarks.peers.batches import batches, rotations
 from benchmarks.peers.engines import (
     ENGINES,
     USUAL,
@@ -29,6 +29,7 @@ from benchmarks.peers.engines import (
 from benchmarks.peers.timing import Race, Samples
 
 from paceline.audit.named import encode
+from paceline.audit.remote import JsonlEngine
 from paceline.errors import InvalidOption, PacelineError
 from paceline.measure.machine import dumps, machine
 from paceline.measure.prompts import BUILT_IN, NOISE_TEXT, read_prompts, spread
@@ -84,9 +85,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     done = frozenset((turn.round, turn.prompt) for turn in samples.turns)
     everything = {(r, p) for r in range(arguments.rounds) for p in range(len(groups))}
     left = len(everything - done)
-    with ExitStack() as stack:
+    with samples, ExitStack() as stack:
         try:
-            engines: dict[str, BatchEngine] = {}
+            engines: dict[str, JsonlEngine] = {}
             for name in dict.fromkeys(each.engine for each in wanted if left):
                 _say(f"starting {name}")
                 try:
@@ -179,8 +180,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.out is not None:
             (arguments.out / "results.json").write_text(text + "\n", encoding="utf-8")
             (arguments.out / "results.md").write_text(report.markdown(results), encoding="utf-8")
-            if not report.plot(results["rows"], arguments.out / "speeds.svg"):
-                _say("no plot: pip install 'paceline[report]'", keep=True)
         if arguments.record is not None and results["rows"]:
             report.record(results, arguments.record)
     except PacelineError as error:

@@ -6,12 +6,14 @@ docs/audit.md. Whatever the engine itself prints goes to standard error.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TextIO
 
 Continuations = tuple[list[list[int]], int | None]
@@ -25,6 +27,29 @@ Timing = dict[str, Any]
 
 LEAST = 1e-6
 """Tokens that are less likely are left out of laws."""
+
+
+def options(
+    description: str,
+    *,
+    models: bool = True,
+    tokens: int | None = None,
+    context: int | None = 2048,
+) -> argparse.ArgumentParser:
+    """What every engine is started with; those that draft with a model have `models`."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="GGUF file")
+    parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
+    if models:
+        parser.add_argument("--draft", choices=("prompt-lookup", "model"), default="prompt-lookup")
+        parser.add_argument("--draft-model", type=Path, help="GGUF file; default: a coarse copy")
+    parser.add_argument("--tokens", type=int, default=tokens, help="tokens of a draft")
+    parser.add_argument("--context", type=int, default=context, help="longest prompt and text")
+    parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
+    parser.add_argument("--batch", type=int, default=1, help="prompts together")
+    parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
+    parser.add_argument("--drafts", action="store_true", help="load only what drafts")
+    return parser
 
 
 def claim_output() -> TextIO:

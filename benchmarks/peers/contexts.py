@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 from benchmarks.peers import startup, table
-from benchmarks.peers.batches import BatchEngine, Ids
+from benchmarks.peers.batches import Ids
 from benchmarks.peers.engines import ENGINES, configurations, start
 from benchmarks.peers.report import with_range
 from benchmarks.peers.timing import Configuration, Race, Samples, Turn
 
 from paceline.audit.engine import Timing
+from paceline.audit.remote import JsonlEngine
 from paceline.errors import InvalidOption, PacelineError
 from paceline.measure import results
 from paceline.measure.machine import dumps, machine
@@ -112,8 +113,8 @@ def measure(given: argparse.Namespace, source: ModelSource) -> dict[str, Any]:
     longest = 0
     finished = {turn.prompt for turn in samples.turns}
     left = [number for number in range(len(asked)) if number not in finished]
-    with ExitStack() as stack:
-        engines: dict[str, BatchEngine] = {}
+    with samples, ExitStack() as stack:
+        engines: dict[str, JsonlEngine] = {}
         for each in plain if left else ():
             _say(f"starting {each.engine}")
             try:

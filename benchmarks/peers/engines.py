@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.peers.batches import BatchEngine
 from benchmarks.peers.timing import Configuration
 
 from paceline.audit import named as peers
+from paceline.audit.remote import JsonlEngine
 from paceline.errors import InvalidOption
 from paceline.models.source import ModelSource
 
@@ -93,7 +93,7 @@ def start(
     threads: int,
     *flags: str,
     draft: Path | None = None,
-) -> BatchEngine:
+) -> JsonlEngine:
     """Start the process of an engine, with further flags for its script.
 
     Raises:
@@ -118,4 +118,4 @@ def start(
         command = [sys.executable, str(script), *arguments]
     else:
         command = peers.command(engine, *arguments)
-    return BatchEngine(command, name=name)
+    return JsonlEngine(command, name=name)

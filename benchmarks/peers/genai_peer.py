@@ -5,13 +5,12 @@ Runs in the environment that `make.py genai` makes; `paceline audit outside gena
 
 from __future__ import annotations
 
-import argparse
 import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import Continuations, Timing, claim_output, serve
+from answering import Continuations, Timing, claim_output, options, serve
 from arrivals import Arrivals
 from model_files import coarse_gguf, genai_model
 
@@ -24,22 +23,10 @@ ROWS = 8192
 
 def main() -> None:
     """Load the model with and without speculation and answer."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="GGUF file")
-    parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
-    parser.add_argument("--draft", choices=("prompt-lookup", "model"), default="prompt-lookup")
-    parser.add_argument("--draft-model", type=Path, help="GGUF file; default: a coarse copy")
-    parser.add_argument("--tokens", type=int, default=5, help="tokens of a draft")
+    parser = options(__doc__, tokens=5)
     parser.add_argument("--precision", choices=("file", "int8", "fp32"), default="file")
-    parser.add_argument("--context", type=int, default=2048, help="longest prompt and text")
     parser.add_argument("--cache", choices=("u8", "f32"), default="u8", help="key-value cache")
     parser.add_argument("--prefix-caching", choices=("on", "off"), default="on")
-    parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
-    parser.add_argument(
-        "--batch", type=int, default=1, help="prompts together; above 1, answer no other requests"
-    )
-    parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
-    parser.add_argument("--drafts", action="store_true", help="load only what drafts")
     arguments = parser.parse_args()
     lines = claim_output()
 

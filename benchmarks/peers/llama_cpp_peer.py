@@ -6,13 +6,11 @@ it. The bindings are xllamacpp, which is the C++ server called in process.
 
 from __future__ import annotations
 
-import argparse
 import time
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-from answering import Continuations, Distribution, Timing, claim_output, law_of, serve
+from answering import Continuations, Distribution, Timing, claim_output, law_of, options, serve
 from arrivals import Arrivals
 from model_files import coarse_gguf, q8_gguf
 
@@ -28,21 +26,9 @@ VOCABULARY = 10**6
 
 def main() -> None:
     """Load the model with and without speculation and answer."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="GGUF file")
-    parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
-    parser.add_argument("--draft", choices=("prompt-lookup", "model"), default="prompt-lookup")
-    parser.add_argument("--draft-model", type=Path, help="GGUF file; default: a coarse copy")
+    parser = options(__doc__)
     parser.add_argument("--rule", choices=("match", "rejection"), default="match")
-    parser.add_argument(
-        "--tokens", type=int, help="of a draft; default: 5, the engine's for models"
-    )
     parser.add_argument("--weights", choices=("file", "q8_0"), default="file")
-    parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
-    parser.add_argument("--batch", type=int, default=1, help="slots for prompts together")
-    parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
-    parser.add_argument("--drafts", action="store_true", help="load only what drafts")
     arguments = parser.parse_args()
     if arguments.rule == "rejection" and arguments.draft != "model":
         parser.error("--rule rejection needs --draft model: a looked-up draft has no law")

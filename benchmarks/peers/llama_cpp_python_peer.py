@@ -7,7 +7,6 @@ the library, as its own examples do; prompt lookup is that of the Python class.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -15,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import Continuations, Distribution, Timing, claim_output, law_of, serve
+from answering import Continuations, Distribution, Timing, claim_output, law_of, options, serve
 from model_files import coarse_gguf, q8_gguf
 
 BATCH = 512
@@ -135,17 +134,8 @@ def decode_drafted(
 
 def main() -> None:
     """Answer; a model is loaded when it is first used, but for plain decoding."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="GGUF file")
-    parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
-    parser.add_argument("--draft", choices=tuple(DRAFT), default="prompt-lookup")
-    parser.add_argument("--draft-model", type=Path, help="GGUF file; default: a coarse copy")
-    parser.add_argument("--tokens", type=int, help="tokens of a draft")
+    parser = options(__doc__)
     parser.add_argument("--weights", choices=("file", "q8_0"), default="file")
-    parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
-    parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
-    parser.add_argument("--drafts", action="store_true", help="load only what drafts")
     arguments = parser.parse_args()
     weights = arguments.model
     if arguments.weights == "q8_0":

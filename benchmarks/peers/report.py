@@ -132,24 +132,3 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
     if (batch := results["settings"]["batch"]) > 1:
         out.insert(0, f"- tokens/s of {batch} texts together, from when the last of them has begun")
     return out
-
-
-def plot(table: Sequence[Row], path: Path) -> bool:
-    """Tokens per second with their 10-90% range, as SVG; False without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    ordered = sorted(table, key=lambda row: row["tokens_per_second"])
-    figure = Figure((6, 0.8 + 0.28 * len(ordered)), layout="constrained")
-    axes = figure.add_subplot()
-    for place, row in enumerate(ordered):
-        colour = "#1b9e77" if row["peer"] else "#d95f02"
-        axes.plot([row["low"], row["high"]], [place, place], color=colour, alpha=0.6)
-        axes.plot(row["tokens_per_second"], place, "o", color=colour)
-    axes.set_yticks(range(len(ordered)), [row["configuration"] for row in ordered])
-    axes.set_xlim(left=0)
-    axes.set_xlabel("tokens per second, median and 10-90%")
-    axes.grid(axis="x", alpha=0.25)
-    figure.savefig(path, format="svg", metadata={"Date": None})
-    return True

@@ -85,7 +85,7 @@ def _start(name: str, mode: str, source: ModelSource, threads: int, kind: str) -
         engine = start(name, source, threads, *flags)
         try:
             loaded = perf_counter() - begin
-            engine.time(PROMPT, mode != "plain", 1)
+            engine.time((PROMPT,), mode != "plain", 1)
             first = perf_counter() - begin
             return {
                 "loaded": loaded,

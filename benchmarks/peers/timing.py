@@ -5,15 +5,14 @@ Where prompts are answered together, a batch of them takes the place of a prompt
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.audit.engine import Timing
-from paceline.errors import EngineFailed, InvalidOption
-from paceline.measure.machine import dumps
+from paceline.errors import EngineFailed
+from paceline.measure.kept import Kept
 
 WARM_UP_TOKENS = 12
 
@@ -22,9 +21,9 @@ Batch = tuple[tuple[int, ...], ...]
 
 
 class Timed(Protocol):
-    """An engine in a process of its own; `BatchEngine` is one."""
+    """An engine in a process of its own; `JsonlEngine` is one."""
 
-    def time_batch(self, prompts: Batch, speculation: bool, tokens: int) -> Timing:
+    def time(self, prompts: Batch, speculation: bool, tokens: int) -> Timing:
         """Greedy answers and their times; EngineFailed if there are none."""
         ...
 
@@ -111,75 +110,39 @@ class Race:
     def _time(self, configuration: Configuration, prompts: Batch, tokens: int) -> Timing | None:
         try:
             engine = self._engines[configuration.engine]
-            return engine.time_batch(prompts, configuration.speculation, tokens)
+            return engine.time(prompts, configuration.speculation, tokens)
         except EngineFailed as error:
             self.failed[configuration.name] = str(error)
             self._left.remove(configuration)
             return None
 
 
-class Samples:
-    """`samples.jsonl`: the settings on the first line, then a line per turn and per remark."""
+class Samples(Kept[Turn | tuple[str, dict[str, str]]]):
+    """`samples.jsonl`: a line per turn, and per engine what it says of itself."""
 
     def __init__(self, directory: Path | None, settings: Mapping[str, Any]) -> None:
-        """Open a directory, new or left by a run with the same settings; None keeps no file.
-
-        Raises:
-            InvalidOption: it holds other settings, or cannot be read or written.
-        """
-        self.turns: list[Turn] = []
-        self.about: dict[str, dict[str, str]] = {}
+        """Open a directory as `Kept` does; None keeps nothing."""
+        super().__init__(directory and directory / "samples.jsonl", settings, _entry)
+        self.turns = [each for each in self.entries if isinstance(each, Turn)]
+        self.about = dict(each for each in self.entries if not isinstance(each, Turn))
         """What engines said of themselves."""
-        self._file = None if directory is None else directory / "samples.jsonl"
-        if directory is None or self._file is None:
-            return
-        header = dumps({"settings": settings})
-        kept = [header]
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            lines = self._file.read_text("utf-8").split("\n") if self._file.exists() else [header]
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidOption(f"cannot use {directory} ({error}): give another --out") from error
-        if lines[0] != header:
-            raise InvalidOption(
-                f"{directory} holds a run with other settings: give another --out, or the same "
-                "settings to go on"
-            )
-        for line in lines[1:]:
-            try:
-                self._take(json.loads(line))
-            except (ValueError, KeyError, TypeError):
-                continue  # cut short; the turn is taken again
-            kept.append(line)
-        self._write("w", kept)
 
     def add_turn(self, turn: Turn) -> None:
         """Keep a turn."""
         self.turns.append(turn)
-        self._write("a", [dumps(asdict(turn))])
+        self.append(asdict(turn))
 
     def add_about(self, engine: str, about: Mapping[str, str]) -> None:
         """Keep what an engine says of itself."""
         self.about[engine] = dict(about)
-        self._write("a", [dumps({"engine": engine, "about": about})])
+        self.append({"engine": engine, "about": about})
 
-    def _take(self, entry: Mapping[str, Any]) -> None:
-        if "about" in entry:
-            self.about[entry["engine"]] = entry["about"]
-            return
-        timings = {
-            name: Timing(**{**each, "tokens": tuple(each["tokens"])})
-            for name, each in entry["timings"].items()
-        }
-        self.turns.append(Turn(entry["round"], entry["prompt"], timings))
 
-    def _write(self, mode: str, lines: Sequence[str]) -> None:
-        if self._file is None:
-            return
-        try:
-            with self._file.open(mode, encoding="utf-8") as file:
-                file.write("".join(line + "\n" for line in lines))
-        except OSError as error:
-            raise InvalidOption(
-                f"cannot write {self._file} ({error.strerror}): give another --out"
-            ) from error
+def _entry(found: dict[str, Any]) -> Turn | tuple[str, dict[str, str]]:
+    if "about" in found:
+        return found["engine"], found["about"]
+    timings = {
+        name: Timing(**{**each, "tokens": tuple(each["tokens"])})
+        for name, each in found["timings"].items()
+    }
+    return Turn(found["round"], found["prompt"], timings)

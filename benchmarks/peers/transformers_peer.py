@@ -6,12 +6,11 @@ starts it.
 
 from __future__ import annotations
 
-import argparse
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import Continuations, Distribution, Timing, claim_output, law_of, serve
+from answering import Continuations, Distribution, Timing, claim_output, law_of, options, serve
 from arrivals import Arrivals
 from model_files import coarse_gguf
 
@@ -21,17 +20,7 @@ PADDING = 0
 
 def main() -> None:
     """Load the model and answer."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="GGUF file")
-    parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
-    parser.add_argument("--draft", choices=("prompt-lookup", "model"), default="prompt-lookup")
-    parser.add_argument("--draft-model", type=Path, help="GGUF file; default: a coarse copy")
-    parser.add_argument("--tokens", type=int, default=8, help="tokens of a prompt-lookup draft")
-    parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
-    parser.add_argument("--batch", type=int, help="prompts together; any number will do")
-    parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
-    parser.add_argument("--drafts", action="store_true", help="load only what drafts")
-    parser.add_argument("--context", type=int, help="not used: it takes what comes")
+    parser = options(__doc__, tokens=8, context=None)
     arguments = parser.parse_args()
     lines = claim_output()
 

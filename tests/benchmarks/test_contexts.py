@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from benchmarks.peers import contexts, startup
-from benchmarks.peers.batches import BatchEngine
 from benchmarks.peers.timing import Configuration, Turn
 
 from paceline.audit.engine import Timing
 from paceline.audit.named import scripts
+from paceline.audit.remote import JsonlEngine
 from paceline.errors import EngineFailed
 from paceline.measure import results
 
@@ -91,11 +91,11 @@ def test_the_command(
     program.write_text(ANSWERING, encoding="utf-8")
     started: list[str] = []
 
-    def start(name: str, source: object, threads: int, *flags: str) -> BatchEngine:
+    def start(name: str, source: object, threads: int, *flags: str) -> JsonlEngine:
         if name == "genai":
             raise EngineFailed("genai does not take this model")
         started.append(name)
-        return BatchEngine([sys.executable, str(program), *flags])
+        return JsonlEngine([sys.executable, str(program), *flags])
 
     monkeypatch.setattr(contexts, "start", start)
     monkeypatch.setattr(startup, "start", start)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.peers.batches import BatchEngine
 from tests.helpers import tiny_model as tiny
 from tests.runtimes import tiny_cpu
 
 from benchmarks import fidelity
 from paceline.audit.named import scripts
+from paceline.audit.remote import JsonlEngine
 from paceline.core.target import Pass
 from paceline.errors import EngineFailed, InvalidOption
 
@@ -31,12 +31,12 @@ serve(lines, {"engine": "fake"}, None, None, logits=GIVEN)
 """
 
 
-def engine(folder: Path, given: str = "logits") -> BatchEngine:
+def engine(folder: Path, given: str = "logits") -> JsonlEngine:
     path = folder / f"{given}.py"
     path.write_text(
         LOGITS.replace("SCRIPTS", repr(str(scripts()))).replace("GIVEN", given), encoding="utf-8"
     )
-    return BatchEngine([sys.executable, str(path)])
+    return JsonlEngine([sys.executable, str(path)])
 
 
 def rows(*distributions: list[float]) -> np.ndarray:

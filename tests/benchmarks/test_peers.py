@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import engines, table
-from benchmarks.peers.batches import BatchEngine
 from benchmarks.peers.timing import Batch, Configuration, Race, Samples, Turn
 
 from paceline.audit.engine import Timing
 from paceline.audit.named import scripts
+from paceline.audit.remote import JsonlEngine
 from paceline.errors import EngineFailed, InvalidOption
 from paceline.measure import results as records
 from paceline.models.pull import DEFAULT_MODEL
@@ -38,7 +38,7 @@ class Fake:
         self._name, self._log, self._dies_at = name, log, dies_at
         self._asked = 0
 
-    def time_batch(self, prompts: Batch, speculation: bool, tokens: int) -> Timing:
+    def time(self, prompts: Batch, speculation: bool, tokens: int) -> Timing:
         self._asked += 1
         if self._asked == self._dies_at:
             raise EngineFailed("it is gone")
@@ -180,22 +180,24 @@ def test_categories_are_compared_with_the_best_peer_of_all_prompts() -> None:
 
 
 def test_samples_are_read_back_and_a_line_cut_short_is_dropped(tmp_path: Path) -> None:
-    samples = Samples(tmp_path, {"tokens": 5})
     turns = [Turn(0, n, {"own plain": timing(20 + n, first=2)}) for n in range(3)]
-    for turn in turns:
-        samples.add_turn(turn)
-    samples.add_about("own", {"version": "1"})
+    with Samples(tmp_path, {"tokens": 5}) as samples:
+        for turn in turns:
+            samples.add_turn(turn)
+        samples.add_about("own", {"version": "1"})
     path = tmp_path / "samples.jsonl"
     path.write_text(path.read_text("utf-8") + '{"round": 1, "pro', "utf-8")
-    again = Samples(tmp_path, {"tokens": 5})
-    assert again.turns == turns
-    assert again.about == {"own": {"version": "1"}}
-    again.add_turn(Turn(1, 0, {}))
-    assert len(Samples(tmp_path, {"tokens": 5}).turns) == 4
+    with Samples(tmp_path, {"tokens": 5}) as again:
+        assert again.turns == turns
+        assert again.about == {"own": {"version": "1"}}
+        again.add_turn(Turn(1, 0, {}))
+    with Samples(tmp_path, {"tokens": 5}) as last:
+        assert len(last.turns) == 4
 
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:
-    Samples(tmp_path, {"tokens": 5})
+    with Samples(tmp_path, {"tokens": 5}):
+        pass
     with pytest.raises(InvalidOption, match="other settings"):
         Samples(tmp_path, {"tokens": 6})
 
@@ -223,15 +225,15 @@ def program(tmp_path: Path) -> list[str]:
 
 
 def test_an_engine_without_a_clock_is_timed_from_outside(program: list[str]) -> None:
-    engine = BatchEngine(program)
-    found = engine.time((1, 2), True, 4)
+    engine = JsonlEngine(program)
+    found = engine.time(((1, 2),), True, 4)
     assert found.tokens == (5, 5, 5, 5)
     assert found.timed == "difference"
     assert found.first_seconds > 0
     with pytest.raises(EngineFailed, match="did not time 4 tokens"):
-        engine.time((9,), False, 4)
+        engine.time(((9,),), False, 4)
     with pytest.raises(EngineFailed, match="too long"):
-        engine.time((1,) * 5000, False, 4)
+        engine.time(((1,) * 5000,), False, 4)
     engine.close()
 
 
@@ -244,11 +246,11 @@ def test_the_command(
     """Two engines of which one has no environment; the second run finds nothing left to do."""
     started: list[str] = []
 
-    def start(name: str, source: object, threads: int, *flags: str, draft: None) -> BatchEngine:
+    def start(name: str, source: object, threads: int, *flags: str, draft: None) -> JsonlEngine:
         started.append(name)
         if name == "genai":
             raise InvalidOption("engine 'genai' has no environment: make it")
-        return BatchEngine(program)
+        return JsonlEngine(program)
 
     monkeypatch.setattr(command, "start", start)
     monkeypatch.setattr(command, "resolve", lambda name: Model())
@@ -310,7 +312,7 @@ class Model:
 def test_what_was_there_is_kept_when_a_run_is_interrupted(
     tmp_path: Path, program: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Interrupted(BatchEngine):
+    class Interrupted(JsonlEngine):
         asked = 0
 
         def time(self, prompt: object, speculation: bool, tokens: int) -> Timing:
@@ -326,7 +328,7 @@ def test_what_was_there_is_kept_when_a_run_is_interrupted(
     results = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))
     assert [row["samples"] for row in results["rows"]] == [1, 1]
 
-    monkeypatch.setattr(command, "start", lambda *_, **__: BatchEngine(program))
+    monkeypatch.setattr(command, "start", lambda *_, **__: JsonlEngine(program))
     assert command.main(line) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))
     assert [row["samples"] for row in results["rows"]] == [3, 3]
@@ -436,8 +438,8 @@ def test_every_configuration_has_a_plain_one_and_a_script() -> None:
 def test_paceline_itself_answers_over_the_same_lines() -> None:
     """And does not know its answer from the round before."""
     engine = command.start("paceline", resolve(DEFAULT_MODEL), 2)
-    plain = engine.time((1, 4093, 198), False, 12)
-    drafted = engine.time((1, 4093, 198), True, 12)
+    plain = engine.time(((1, 4093, 198),), False, 12)
+    drafted = engine.time(((1, 4093, 198),), True, 12)
     engine.close()
     assert plain.tokens == drafted.tokens
     assert plain.timed == "own"

