@@ -96,21 +96,8 @@ def methods(
             bar.advance(task)
     shown = {cell: found[cell] for cell in wanted if cell in found}
     table = bench.rows(lines, shown, draft_model is not None)
-    differing = [
-        cell.system
-        for cell, each in shown.items()
-        if each.get("lossless")
-        and each["identical"] < 1
-        and bench.exact(systems[cell.system], cell)
-    ]
-    failed = {cell.system: each["error"] for cell, each in shown.items() if "failed" in each}
-    summary: dict[str, Any] = {
-        "about": about,
-        "complete": len(shown) == len(wanted),
-        "differing": sorted(set(differing)),
-        "failed": failed,
-        "cells": [{**cell._asdict(), **each} for cell, each in shown.items()],
-    }
+    verdict = bench.verdict(lines, shown)
+    summary = {"about": about, "complete": len(shown) == len(wanted), **verdict}
     text = f"# Methods on {loaded.source.name}\n\n" + results.table(bench.TITLES, table)
     if out is not None:
         kept.finish(summary, text, bench.page(about, table))
@@ -118,12 +105,12 @@ def methods(
     if record is not None:
         bench.record(record, about, table)
     report(summary, text, as_json=as_json)
-    for name in summary["differing"]:
+    for name in verdict["differing"]:
         remark(f"{name}: a text differs from plain decoding, which its rule does not allow")
-    for name, error in failed.items():
+    for name, error in verdict["failed"].items():
         remark(f"{name} failed: {error}")
     end(not interrupt, kept=out is not None)
-    if differing or failed:
+    if verdict["differing"] or verdict["failed"]:
         raise typer.Exit(1)
 
 

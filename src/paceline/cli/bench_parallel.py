@@ -111,23 +111,7 @@ def parallel(
         task = bar.add_task("parallel", total=run.left)
         for _ in run.run(lambda: bool(interrupt)):
             bar.advance(task)
-    records = list(run.records.values())
-    alone = bench.rows([each for each in records if each.cell.batch == sizes[0]])
-    results = {
-        "about": about,
-        "complete": run.left == 0,
-        "rows": [each._asdict() for each in bench.rows(records)],
-        "by_task": {
-            name: [
-                each._asdict() for each in bench.rows([r for r in records if r.cell.task == name])
-            ]
-            for name in names
-        },
-        "by_template": {size: bench.orders(records, size) for size in sizes},
-        "spread": {each.setting: bench.spread(records, each.setting, each.batch) for each in alone},
-        "area": bench.area(alone),
-        "closed_forms": bench.closed_forms(),
-    }
+    results = {"about": about, **run.results()}
     if out is not None:
         kept.finish(results, results_page(results), page(results))
         remark(f"results.json, results.md and report.html are in {out}")

@@ -16,7 +16,7 @@ from paceline.core.types import Denoising, Described, SamplingParams, TokenTree,
 from paceline.drafters.base import Drafter
 from paceline.engine.decoder import Commit, Decoder
 from paceline.engine.prefill import Chunk, Prefiller
-from paceline.engine.speculator import VerifiedDraft, Speculator
+from paceline.engine.speculator import Speculator, VerifiedDraft
 from paceline.engine.stopping import StopRules, TextWatch
 from paceline.errors import InvalidOption
 from paceline.policy.controller import Controller

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +20,9 @@ from paceline.drafters.draft_model import DraftModel
 from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
+from paceline.errors import PromptError
 from paceline.measure.bounds import RULES, BoundedRule, by_token
+from paceline.measure.report import aligned
 from paceline.policy.controller import Fixed
 from paceline.policy.cost import CostModel
 from paceline.registry.loaded import Loaded
@@ -98,6 +101,105 @@ def measure(
         rounds = []
         engine.generate(prompt, params)
         yield rounds
+
+
+def report(
+    target: Loaded,
+    draft: Loaded,
+    prompts: Sequence[str],
+    settings: Sequence[SamplingParams],
+    *,
+    drafts: Sequence[int],
+    depth: int,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Return acceptance, bounds and inequalities of theory under several settings.
+
+    PromptError if no prompt leaves room for a chain. `say` is told what is measured.
+    """
+    found = []
+    for params in settings:
+        say(f"temperature {params.temperature:g}, top-p {params.top_p:g}")
+        costs, small_costs = target.measured_costs, draft.measured_costs
+        measured = list(measure(target, draft, prompts, params, drafts=drafts, depth=depth))
+        if not any(measured):
+            raise PromptError(
+                f"no prompt leaves room for chains of {depth} tokens: shorten the prompts or lower "
+                "--depth"
+            )
+        found.append(
+            {
+                "temperature": params.temperature,
+                "top_p": params.top_p,
+                "rounds": sum(map(len, measured)),
+                "rows": rows(measured),
+                "chains": chain_rows(measured, depth, costs, small_costs),
+                "orderings": orderings(measured),
+            }
+        )
+    return {
+        "target": _describe(target),
+        "draft": _describe(draft),
+        "prompts": len(prompts),
+        "settings": found,
+    }
+
+
+def _describe(loaded: Loaded) -> dict[str, Any]:
+    has = loaded.target.capabilities
+    return {"name": loaded.source.name, "runtime": has.runtime, "precision": has.precision}
+
+
+def plain(results: Mapping[str, Any]) -> str:
+    """Format a report as lines of text."""
+    target, draft = results["target"], results["draft"]
+    lines = [
+        f"target {target['name']} ({target['precision']}), draft model {draft['name']} "
+        f"({draft['precision']}), {results['prompts']} prompts"
+    ]
+    head = ["drafts of a node", "how", "verifier", "accepted", "interval", "range", "bound"]
+    head.append("share of bound")
+    ends = ["paths", "depth", "nodes", "verifier", "accepted tokens", "interval", "speed"]
+    for each in results["settings"]:
+        lines.append(
+            f"\ntemperature {each['temperature']:g}, top-p {each['top_p']:g}: "
+            f"{each['rounds']} rounds; 90% intervals over prompts, 80% ranges of nodes"
+        )
+        nodes = sorted(each["rows"], key=lambda row: (row["drafts"], row["draft_law"]))
+        lines += [aligned([head, *map(_node, nodes)]), ""]
+        lines.append(aligned([ends, *map(_chain, each["chains"])]))
+        best = max(each["chains"], key=itemgetter("speed"))
+        gain = f"{best['speed']:.2f} times plain decoding by both models' costs"
+        lines.append(f"number of paths to draft: {best['paths']}, {gain}\n")
+        lines += [
+            f"{row['claim']}: {'holds' if row['holds'] else 'FAILS'} in {row['cases']} cases, "
+            f"difference {row['least']:.0e} or more, {row['mean']:.4f} on average"
+            for row in each["orderings"]
+        ]
+    return "\n".join(lines)
+
+
+def _node(row: Mapping[str, Any]) -> list[str]:
+    share = row["share_of_bound"]
+    return [
+        str(row["drafts"]),
+        row["draft_law"],
+        row["verifier"],
+        f"{row['acceptance']:.3f}",
+        f"{row['acceptance_low']:.3f} to {row['acceptance_high']:.3f}",
+        f"{row['node_low']:.3f} to {row['node_high']:.3f}",
+        f"{row['bound']:.3f}",
+        "-" if share is None else f"{share:.1%}",
+    ]
+
+
+def _chain(row: Mapping[str, Any]) -> list[str]:
+    return [
+        *(str(row[key]) for key in ("paths", "depth", "nodes", "verifier")),
+        f"{row['accepted']:.3f}",
+        f"{row['accepted_low']:.3f} to {row['accepted_high']:.3f}",
+        f"{row['speed']:.2f}",
+    ]
 
 
 def _round(

@@ -302,6 +302,21 @@ def exact(line: Claim, cell: Measurement) -> bool:
     return not _temperature(line, cell) or line.verifier in ("auto", "coupled")
 
 
+def verdict(of: Sequence[Claim], found: Mapping[Measurement, dict[str, Any]]) -> dict[str, Any]:
+    """Return the cells, what differs from plain decoding that must not, and what failed."""
+    systems = {line.system: line for line in of}
+    differing = {
+        cell.system
+        for cell, each in found.items()
+        if each.get("lossless") and each["identical"] < 1 and exact(systems[cell.system], cell)
+    }
+    return {
+        "differing": sorted(differing),
+        "failed": {cell.system: each["error"] for cell, each in found.items() if "failed" in each},
+        "cells": [{**cell._asdict(), **each} for cell, each in found.items()],
+    }
+
+
 def _temperature(line: Claim, cell: Measurement) -> float:
     return float(not line.temperature) if cell.turned else line.temperature
 

@@ -143,6 +143,22 @@ class Bench:
                     self._kept.append(asdict(record))
                 yield record
 
+    def results(self) -> dict[str, Any]:
+        """Return means of what was measured: in all, by task and by template."""
+        records, tasks = list(self.records.values()), dict.fromkeys(c.task for c in self._cells)
+        sizes = list(dict.fromkeys(cell.batch for cell in self._cells))
+        alone = rows([each for each in records if each.cell.batch == sizes[0]])
+        by_task = {name: rows([r for r in records if r.cell.task == name]) for name in tasks}
+        return {
+            "complete": self.left == 0,
+            "rows": [each._asdict() for each in rows(records)],
+            "by_task": {name: [row._asdict() for row in mine] for name, mine in by_task.items()},
+            "by_template": {size: orders(records, size) for size in sizes},
+            "spread": {each.setting: spread(records, each.setting, each.batch) for each in alone},
+            "area": area(alone),
+            "closed_forms": closed_forms(),
+        }
+
     def _measure(self, setting: Setting, cell: Cell) -> CellRecord:
         found = list(tasks.cases(cell.task, self._cases, cell.seed, template=cell.template))
         left = setting.sampler == AUTOREGRESSIVE
