@@ -27,7 +27,7 @@ def test_all_engines_read_prompts_in_the_same_portions() -> None:
     controllers: list[Controller] = [plain, drafting]
     assert beside(8, plain.costs) != beside(8, drafting.costs)
     engines: list[Any] = [
-        SimpleNamespace(decoder=SimpleNamespace(controller=each)) for each in controllers
+        SimpleNamespace(loop=SimpleNamespace(controller=each)) for each in controllers
     ]
     read_alike(cast(list[Engine], engines), costs)
     assert plain.costs is costs
