@@ -21,7 +21,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
-from paceline.core.types import ROOT, Budget, LogitArray, Needs, TokenTree, Verdict
+from paceline.core.types import ROOT, Budget, Needs, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import CompositeDrafter, refuse_drawn, union_needs
 from paceline.policy.acceptance import Calibration, DecayedMean, DepthRates, corrected
@@ -51,62 +51,6 @@ from paceline.policy.constants import (
 )
 from paceline.policy.draft_gate import DraftCost, DraftGate
 from paceline.sampling.sequence import Sequence
-
-_NEEDS = Needs()
-
-
-class SingleSequenceOnly(Drafter):
-    """Passes only single-sequence steps to a drafter, which must tolerate gaps."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.name = drafter.name  # type: ignore[misc]  # it stands for that one
-        self.needs = drafter.needs
-        self.kind = drafter.kind
-        self.gumbel_coupled = drafter.gumbel_coupled
-        self._drafter = drafter
-        self._behind: set[int] = set()
-
-    def reset(self) -> None:
-        self._drafter.reset()
-
-    def needs_of(self, sequences: List[Sequence]) -> Needs:
-        return self.needs if len(sequences) == 1 else _NEEDS
-
-    def knows(self, sequence: Sequence) -> bool:
-        """Return whether the drafter has seen the end of the sequence."""
-        return sequence.id not in self._behind
-
-    def unread(self, sequence: Sequence) -> int:
-        return self._drafter.unread(sequence)
-
-    def open(self, sequence: Sequence) -> None:
-        self._drafter.open(sequence)
-
-    def read(self, sequence: Sequence, features: LogitArray) -> None:
-        self._drafter.read(sequence, features)
-
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        if len(sequences) == 1 and self.knows(sequences[0]):
-            return self._drafter.propose(sequences, budgets)
-        return [trees.EMPTY] * len(sequences)
-
-    def observe(
-        self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
-    ) -> None:
-        if len(sequences) == 1:
-            self._behind.discard(sequences[0].id)
-            self._drafter.observe(sequences, drafts, verdicts, outputs)
-        else:
-            self._behind.update([each.id for each in sequences])
-
-    def close(self, sequence: Sequence) -> None:
-        self._behind.discard(sequence.id)
-        self._drafter.close(sequence)
-
 
 # Union of a copied draft and a network draft, with combined acceptance probabilities
 # (estimates).
@@ -320,10 +264,15 @@ class FallbackDrafter(CompositeDrafter):
             InvalidOption: fewer than two or too many, or one that reports a distribution: the
                 choice between drawn drafts must not depend on what was drawn.
         """
-        super().__init__([*parts[:1], *map(_spare_batches, parts[1:])])
+        super().__init__(parts)
         refuse_drawn(parts, "compared")
-        hearing = [part for part in self.parts if not isinstance(part, SingleSequenceOnly)]
-        self._shared_needs = union_needs([part.needs for part in hearing])
+        # What reads features and tolerates gaps is spared batches, which then compute none.
+        self._spared = [
+            i > 0 and p.needs.features and p.tolerates_gaps for i, p in enumerate(parts)
+        ]
+        self._hearing = [p for p, spared in zip(parts, self._spared, strict=True) if not spared]
+        self._shared_needs = union_needs([part.needs for part in self._hearing])
+        self._behind: set[int] = set()  # sequences whose last step was a batch's
         self._follows = any(part.gumbel_coupled for part in self.parts)
         self._clock = clock
         self._begin = self._extra = self._row = 0.0
@@ -344,7 +293,7 @@ class FallbackDrafter(CompositeDrafter):
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         if len(sequences) == 1:
             return [self._propose(sequences, budgets[0])]
-        first, *others = self.parts
+        first, *others = self._hearing
         for part in others:
             part.propose(sequences, [_NOTHING] * len(sequences))
         return first.propose(sequences, budgets)
@@ -360,14 +309,10 @@ class FallbackDrafter(CompositeDrafter):
         steps = 1 + self._unasked  # that this one stands for
         self._unasked = 0 if wanted else steps
         drawn = self._follows and alone[0].params.temperature >= FREE_TEMPERATURE
-        able = [
-            index
-            for index, part in enumerate(self.parts)
-            if wanted
-            and (part.gumbel_coupled or not drawn)
-            and (not isinstance(part, SingleSequenceOnly) or part.knows(alone[0]))
-        ]
-        for index in set(range(len(self.parts))) - set(able):
+        behind = alone[0].id in self._behind
+        current = [i for i, spared in enumerate(self._spared) if not (spared and behind)]
+        able = [i for i in current if wanted and (self.parts[i].gumbel_coupled or not drawn)]
+        for index in set(current) - set(able):
             self.parts[index].propose(alone, [_NOTHING])
         while able:
             index = self._next(able, alone[0], highest, budget.row)
@@ -413,8 +358,12 @@ class FallbackDrafter(CompositeDrafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        super().observe(sequences, drafts, verdicts, outputs)
-        if len(sequences) == 1:
+        for part in self.parts if len(sequences) == 1 else self._hearing:
+            part.observe(sequences, drafts, verdicts, outputs)
+        if len(sequences) > 1:
+            self._behind.update([each.id for each in sequences])
+        else:
+            self._behind.discard(sequences[0].id)
             seconds = self._clock() - self._begin - self._extra
             path, token = verdicts[0]
             nodes = len(drafts[0])
@@ -430,6 +379,7 @@ class FallbackDrafter(CompositeDrafter):
     def close(self, sequence: Sequence) -> None:
         for estimates in self._estimates:
             estimates.calibration.close(sequence.id)
+        self._behind.discard(sequence.id)
         super().close(sequence)
 
     def _next(self, able: list[int], sequence: Sequence, gain: float, row: float) -> int:
@@ -502,11 +452,6 @@ class FallbackDrafter(CompositeDrafter):
                 known = trees.limit(known, len(known), right)
             self._estimates[each.part].verified(id, known, right)
         self._made.clear()
-
-
-def _spare_batches(part: Drafter) -> Drafter:
-    # Costs batches no features if the part tolerates gaps.
-    return SingleSequenceOnly(part) if part.needs.features and part.tolerates_gaps else part
 
 
 def _expected_accepted(draft: TokenTree) -> float:
