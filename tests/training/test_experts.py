@@ -26,12 +26,13 @@ from paceline.models.source import EXPERTS, DirectorySource, resolve
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training import experts as training
+from paceline.training.denoisers.decode import decode
+from paceline.training.denoisers.rows import MASK, PAD, UNKNOWN
 from paceline.training.experts import (
     ExpertTask,
     Quality,
     balance_loss,
     chunk_loss,
-    decode,
     experts_of,
     locality_loss,
     save_experts,
@@ -148,12 +149,18 @@ def test_runtimes_give_the_logits_and_the_experts_of_the_module(kind: Kind, tmp_
         assert np.array_equal(found != 0, used)
 
 
-def test_the_decoder_ends_at_the_end_token_and_within_its_room() -> None:
+def test_answers_are_greedy_end_at_the_end_token_and_keep_within_their_room() -> None:
     task = ExpertTask(recipe("blockffn"))
     prompts = [text.tokens[: text.prompt_length] for text in task.batch(0)]
-    found = decode(task.model, prompts)
+    found = decode(task.model, prompts, "causal", length=12)
     assert all(len(answer) <= 12 and training.EOS not in answer for answer in found)
-    assert found[2] == decode(task.model, prompts[2:3])[0]
+    text = list(prompts[2])
+    for token in found[2]:
+        with torch.no_grad():
+            last = task.model.scored(torch.tensor([text]))[0][0, -1]
+        last[[MASK, PAD, UNKNOWN]] = -torch.inf
+        assert token == int(last.argmax())
+        text.append(token)
 
 
 @pytest.mark.parametrize("kind", KINDS)

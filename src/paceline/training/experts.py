@@ -22,8 +22,9 @@ from paceline.models.families import hf_config
 from paceline.models.families.experts import BLOCKFFN, MIXTRAL
 from paceline.training.card import card_of, table
 from paceline.training.data import Text
+from paceline.training.denoisers.decode import answered
 from paceline.training.denoisers.files import LICENCE, llama_json, save_model
-from paceline.training.denoisers.rows import EOS, MASK, PAD, UNKNOWN, text_of, vocabulary
+from paceline.training.denoisers.rows import EOS, PAD, text_of, vocabulary
 from paceline.training.denoisers.task import JUDGED, SHARES
 from paceline.training.model import TrainableModel, drawn
 from paceline.training.optimisers import Rated, optimisers
@@ -64,9 +65,12 @@ class ExpertModel(TrainableModel):
         Args:
             tokens: int64 `[texts, rows]`, padded on the right.
         """
-        self._scores, self._parts = [], self._split()
         logits = self.packed(tokens, torch.arange(tokens.shape[1]).expand(tokens.shape))
         return logits, [each.view(*tokens.shape, -1) for each in self._scores]
+
+    def packed(self, tokens: Tensor, positions: Tensor, sees: Tensor | None = None) -> Tensor:
+        self._scores, self._parts = [], self._split()
+        return super().packed(tokens, positions, sees)
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         out = super().linear(x, name)
@@ -225,22 +229,18 @@ class ExpertTask(TrainingTask[ExpertRecipe, Quality]):
         return torch.stack(found).mean() * min(1.0, 3 * step / self.steps)
 
     def judge(self) -> Quality:
-        right, written = {}, []
-        words = {index: word for word, index in self.ids.items()}
-        for name in TASKS:
-            cases = list(parallel_tasks.cases(name, JUDGED, 0))
-            texts = [text_of(case, self.ids) for case in cases]
-            prompts = [text.tokens[: text.prompt_length] for text in texts]
-            answers = decode(self.model, prompts)
-            graded = [
-                parallel_tasks.grade(case, " ".join(words[each] for each in answer)).strict
-                for case, answer in zip(cases, answers, strict=True)
-            ]
-            right[name] = sum(graded) / len(graded)
-            written += [np.append(p, a) for p, a in zip(prompts, answers, strict=True)]
+        found = {
+            name: answered(self.model, "causal", name, JUDGED, length=_ANSWER) for name in TASKS
+        }
+        written = [
+            np.append(prompt, answer)
+            for each in found.values()
+            for prompt, answer in zip(each.prompts, each.answers, strict=True)
+        ]
         order = np.random.default_rng(0).permutation(len(written))
         used = experts_of(self.model, [written[each] for each in order], self.recipe)
-        return Quality(right, {str(size): union_share(used, size) for size in UNIONS})
+        shares = {str(size): union_share(used, size) for size in UNIONS}
+        return Quality({name: each.right for name, each in found.items()}, shares)
 
 
 def padded(texts: Sequence[Any]) -> tuple[Tensor, Tensor]:
@@ -250,24 +250,6 @@ def padded(texts: Sequence[Any]) -> tuple[Tensor, Tensor]:
     for row, known, text in zip(tokens, valid, texts, strict=True):
         row[: len(text)], known[: len(text)] = text, True
     return torch.from_numpy(tokens), torch.from_numpy(valid)
-
-
-@torch.no_grad()
-def decode(model: ExpertModel, prompts: Sequence[Any]) -> list[list[int]]:
-    """Return greedy answers without their end tokens; every forward computes all rows anew."""
-    texts = [list(map(int, prompt)) for prompt in prompts]
-    open_ = list(range(len(texts)))
-    for _ in range(_ANSWER):
-        if not open_:
-            break
-        tokens, valid = padded([texts[i] for i in open_])
-        last = model.scored(tokens)[0][torch.arange(len(open_)), valid.sum(1) - 1]
-        last[:, [PAD, MASK, UNKNOWN]] = -torch.inf
-        for i, token in zip(open_, last.argmax(-1).tolist(), strict=True):
-            texts[i].append(token)
-        open_ = [i for i in open_ if texts[i][-1] != EOS]
-    found = [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
-    return [answer[:-1] if answer and answer[-1] == EOS else answer for answer in found]
 
 
 @torch.no_grad()

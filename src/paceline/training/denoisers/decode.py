@@ -6,7 +6,7 @@ It computes every row anew in each forward, in PyTorch, and shares no code with 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -118,21 +118,33 @@ def _asked(
     return ExampleRows(tokens, positions, sees, nothing, nothing.astype(np.float64)), rows, places
 
 
-def accuracy(
-    model: TrainableModel, kind: Way, *, count: int, seed: int = 0, block: int = 8
-) -> dict[str, float]:
-    """Return the share of strictly right answers by task, on `count` held-out cases of each."""
+class Answered(NamedTuple):
+    """Held-out cases of a task with their answers, and the share that is strictly right."""
+
+    prompts: list[IntArray]
+    answers: list[list[int]]
+    right: float
+
+
+def answered(
+    model: TrainableModel,
+    kind: Way,
+    task: str,
+    count: int,
+    *,
+    seed: int = 0,
+    block: int = 8,
+    length: int = 20,
+) -> Answered:
+    """Let a model answer `count` cases of a task; `block` and `length` as of `decode`."""
     ids = vocabulary()
     words = {index: word for word, index in ids.items()}
-    found = {}
-    for name in parallel_tasks.TASKS:
-        cases = list(parallel_tasks.cases(name, count, seed))
-        texts = [text_of(case, ids) for case in cases]
-        prompts = [text.tokens[: text.prompt_length] for text in texts]
-        answers = decode(model, prompts, kind, block=block)
-        right = [
-            parallel_tasks.grade(case, " ".join(words[i] for i in answer)).strict
-            for case, answer in zip(cases, answers, strict=True)
-        ]
-        found[name] = sum(right) / count
-    return found
+    cases = list(parallel_tasks.cases(task, count, seed))
+    texts = [text_of(case, ids) for case in cases]
+    prompts = [text.tokens[: text.prompt_length] for text in texts]
+    answers = decode(model, prompts, kind, block=block, length=length)
+    right = [
+        parallel_tasks.grade(case, " ".join(words[i] for i in answer)).strict
+        for case, answer in zip(cases, answers, strict=True)
+    ]
+    return Answered(prompts, answers, sum(right) / count)

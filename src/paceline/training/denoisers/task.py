@@ -16,7 +16,7 @@ from paceline.measure import parallel_tasks
 from paceline.training import checkpoint
 from paceline.training.card import card_of
 from paceline.training.data import Text
-from paceline.training.denoisers.decode import Way, accuracy, decode
+from paceline.training.denoisers.decode import Way, answered, decode
 from paceline.training.denoisers.files import LICENCE, denoiser, save_denoiser
 from paceline.training.denoisers.rows import (
     BLOCKS,
@@ -123,7 +123,10 @@ class DenoiserTask(TrainingTask[DenoiserRecipe, dict[str, dict[str, float]]]):
             ways = {f"block {size}": ("block", size) for size in BLOCKS if size > 1}
             ways["left to right"] = ("causal", 0)
         return {
-            name: accuracy(self.model, way, count=JUDGED, block=size)
+            name: {
+                task: answered(self.model, way, task, JUDGED, block=size).right
+                for task in parallel_tasks.TASKS
+            }
             for name, (way, size) in ways.items()
         }
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
@@ -12,8 +11,10 @@ import typer
 
 from paceline.cli import options as o
 from paceline.core.expressions import split_lists
+from paceline.core.options import Allowed, at_least, check_fields
 from paceline.errors import InvalidOption
 from paceline.registry.options import Options
+from paceline.training.recipe import RATE
 from paceline.version import __version__
 
 if TYPE_CHECKING:
@@ -22,14 +23,15 @@ if TYPE_CHECKING:
     from paceline.zoo.heads.grading import Problem
     from paceline.zoo.heads.training import ExampleStore
 
+PerPrompt = Annotated[int, "Most mismatches labelled per prompt.", at_least(1)]
 _SAVE_EVERY = 8
 """Prompts between two writes of the examples."""
 
 
-def run(job: HeadOptions) -> None:
+def run(job: HeadOptions, asked: Options, as_json: bool) -> None:
     """Label, fit, judge, write, report."""
     job = job.sized()
-    job.check()
+    job.check(asked)
 
     from paceline.cli.output import end, print_json
     from paceline.registry import loading
@@ -41,7 +43,7 @@ def run(job: HeadOptions) -> None:
     problems = read_problems(job.prompts) if job.graded else []
     every = [each.prompt for each in problems] or read_texts(job.prompts)
     texts = every[: job.limit]
-    loaded = loading.load_model(job.asked)
+    loaded = loading.load_model(asked)
     capabilities = loaded.target.capabilities
     settings = {
         "kind": job.kind,
@@ -61,6 +63,7 @@ def run(job: HeadOptions) -> None:
     if job.draft_model:
         settings["draft_model"] = job.draft_model
     store = ExampleStore(job.examples or job.out.with_suffix(".examples.safetensors"), settings)
+    command = job.command(asked.model)
     interrupted, cut = _label(job, loaded, texts, problems, store), store.cut
     head, quality = train_head(
         job.kind,
@@ -73,14 +76,14 @@ def run(job: HeadOptions) -> None:
         seed=job.seed,
         metadata={
             **{key: str(value) for key, value in settings.items()},
-            "command": job.command,
+            "command": command,
             "model_name": loaded.source.name,
             "paceline": __version__,
             "prompts_labelled": str(store.done),
         },
     )
     save_head(job.out, head)
-    if job.as_json:
+    if as_json:
         print_json(
             {
                 "head": str(job.out),
@@ -91,7 +94,7 @@ def run(job: HeadOptions) -> None:
                     **settings,
                     **{key: getattr(job, key) for key in ("margin", "cost", "penalty")},
                 },
-                "command": job.command,
+                "command": command,
                 "held_out": quality.as_dict(),
             }
         )
@@ -180,140 +183,89 @@ def _interval(figure: Figure) -> str:
     return f"{figure.value:.3f} ({figure.low:.3f} to {figure.high:.3f})"
 
 
-Prompts = Annotated[
-    list[Path], typer.Argument(help="JSONL files: turns, prompt, question or instruction.")
-]
-Out = Annotated[Path, typer.Option(help="Where the head goes (safetensors).")]
-Examples = Annotated[
-    Path | None,
-    typer.Option(help="Where labelled examples are kept; resumes. Default: beside --out."),
-]
-Drafters = Annotated[str, typer.Option(help="Whose mistakes to label, in turn by prompt.")]
-Limit = Annotated[int | None, typer.Option(help="So many prompts, the first of the files.")]
-NewTokens = Annotated[
-    int | None, typer.Option(help="Length of each answer in tokens. Default: 64, or 512 if graded.")
-]
-PerPrompt = Annotated[int, typer.Option(help="Most mismatches labelled per prompt.")]
-Ahead = Annotated[
-    int | None,
-    typer.Option(
-        help="Tokens that the model goes on for behind a mismatch. Default: 12, or if graded as "
-        "many as --new-tokens."
-    ),
-]
-Graded = Annotated[
-    bool,
-    typer.Option(
-        "--graded",
-        help="Files hold problems (question, and answer or tests): label by whether answers are "
-        "right. Tests run what the model writes.",
-    ),
-]
-DraftModel = Annotated[str | None, typer.Option(help="Model of drafter draft-model.")]
-HeldOut = Annotated[float, typer.Option(help="Share of prompts to judge the head on.")]
-Cost = Annotated[
-    float, typer.Option(help="How much worse it is to pass a bad token than to refuse a good one.")
-]
-Penalty = Annotated[float, typer.Option(help="L2 penalty of the fit.")]
-
-
 Kind = Literal["judge", "pivot"]
+
+_UNSAID = ("prompts", "out", "examples", "graded")
+"""Options that `HeadOptions.command` says otherwise, or not at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOptions:
-    """What both commands take; each adds its own defaults."""
+    """What both commands take; each adds its own defaults. InvalidOption out of bounds."""
 
     kind: ClassVar[Kind]
-    prompts: Prompts
-    out: Out
-    examples: Examples = None
-    drafters: Drafters = "recycling,prompt-lookup"
-    draft_model: DraftModel = None
-    graded: Graded = False
-    limit: Limit = None
-    new_tokens: NewTokens = None
+    prompts: Annotated[
+        list[Path], typer.Argument(help="JSONL files: turns, prompt, question or instruction.")
+    ]
+    out: Annotated[Path, "Where the head goes (safetensors)."]
+    examples: Annotated[
+        Path | None, "Where labelled examples are kept; resumes. Default: beside --out."
+    ] = None
+    drafters: Annotated[str, "Whose mistakes to label, in turn by prompt."] = (
+        "recycling,prompt-lookup"
+    )
+    draft_model: Annotated[str | None, "Model of drafter draft-model."] = None
+    graded: Annotated[
+        bool,
+        "Files hold problems (question, and answer or tests): label by whether answers are right. "
+        "Tests run what the model writes.",
+    ] = False
+    limit: Annotated[int | None, "So many prompts, the first of the files.", at_least(1)] = None
+    new_tokens: Annotated[
+        int | None, "Length of each answer in tokens. Default: 64, or 512 if graded.", at_least(1)
+    ] = None
     per_prompt: PerPrompt
-    ahead: Ahead = None
-    samples: int = field(init=False, default=1)
-    margin: float
-    cost: Cost = 2.0
-    penalty: Penalty = 0.3
-    held_out: HeldOut = 0.25
-    seed: o.Seed = 0
-    model: o.Model = "smollm2-135m"
-    runtime: o.Runtime = "auto"
-    precision: o.Precision = None
-    threads: o.Threads = None
-    as_json: o.AsJson = False
+    ahead: Annotated[
+        int | None,
+        "Tokens that the model goes on for behind a mismatch. Default: 12, or if graded as many "
+        "as --new-tokens.",
+        at_least(1),
+    ] = None
+    samples: Annotated[int, "One: the continuation is greedy."] = field(init=False, default=1)
+    margin: Annotated[float, "Of the loss."]
+    cost: Annotated[
+        float, "How much worse it is to pass a bad token than to refuse a good one.", RATE
+    ] = 2.0
+    penalty: Annotated[float, "L2 penalty of the fit.", RATE] = 0.3
+    held_out: Annotated[
+        float, "Share of prompts to judge the head on.", Allowed(lambda x: 0 < x < 1, "in (0, 1)")
+    ] = 0.25
+    seed: Annotated[int, "Keys all randomness."] = 0
 
-    @property
-    def asked(self) -> Options:
-        """The model, and where it runs."""
-        return Options(
-            model=self.model,
-            runtime=self.runtime,
-            precision=self.precision,
-            threads=self.threads,
-        )
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def names(self) -> list[str]:
         """The drafters."""
         return split_lists([self.drafters], "--drafters")
 
-    @property
-    def command(self) -> str:
-        """A command line that makes the same head; files by their names alone."""
+    def command(self, model: str) -> str:
+        """Return a command line that makes the same head; files by their names alone."""
         parts = ["paceline", "train", self.kind, *(path.name for path in self.prompts)]
-        for key in (
-            "drafters",
-            "limit",
-            "new_tokens",
-            "per_prompt",
-            "ahead",
-            "samples",
-            "margin",
-            "cost",
-            "penalty",
-            "held_out",
-            "seed",
-            "model",
-            "draft_model",
-        ):
-            if getattr(self, key) is not None and (key, self.kind) != ("samples", "judge"):
-                parts += [f"--{key.replace('_', '-')}", str(getattr(self, key))]
+        said = [each.name for each in fields(self) if each.init and each.name not in _UNSAID]
+        for key, value in [*((key, getattr(self, key)) for key in said), ("model", model)]:
+            if value is not None:
+                parts += [f"--{key.replace('_', '-')}", str(value)]
         return " ".join([*parts, *(["--graded"] if self.graded else [])])
 
     def sized(self) -> Self:
         """Return the options with lengths: only a whole answer has a grade."""
-        new_tokens, ahead = self.new_tokens, self.ahead
-        if new_tokens is None:
-            new_tokens = 512 if self.graded else 64
-        if ahead is None:
-            ahead = new_tokens if self.graded else 12
+        new_tokens = self.new_tokens or (512 if self.graded else 64)
+        ahead = self.ahead or (new_tokens if self.graded else 12)
         return replace(self, new_tokens=new_tokens, ahead=ahead)
 
-    def check(self) -> None:
-        """Raise InvalidOption if something is out of range."""
-        self.asked.check(*self.names)
+    def check(self, asked: Options) -> None:
+        """Raise InvalidOption if options do not fit each other or are unknown."""
+        asked.check(*self.names)
         if set(self.names) & ({"none"} if self.draft_model else {"none", "draft-model"}):
             raise InvalidOption(
                 "--drafters must name drafters that draft, draft-model only with --draft-model"
             )
-        for key in ("limit", "new_tokens", "per_prompt", "ahead", "samples"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise InvalidOption(f"--{key.replace('_', '-')} must be 1 or more, not {value}")
         assert self.ahead is not None
         assert self.new_tokens is not None
         if not self.graded and self.ahead >= self.new_tokens:
             raise InvalidOption(f"--ahead must be less than --new-tokens, not {self.ahead}")
-        if not 0 < self.held_out < 1:
-            raise InvalidOption(f"--held-out must be in (0, 1), not {self.held_out}")
-        for key in ("cost", "penalty"):
-            if not 0 < getattr(self, key) < math.inf:
-                raise InvalidOption(f"--{key} must be more than 0, not {getattr(self, key)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,11 +273,9 @@ class JudgeOptions(HeadOptions):
     """Those of `judge`, whose continuations are greedy: one is all there are."""
 
     kind: ClassVar[Kind] = "judge"
-    out: Out = Path("judge.safetensors")
+    out: Annotated[Path, "Where the head goes (safetensors)."] = Path("judge.safetensors")
     per_prompt: PerPrompt = 12
-    margin: Annotated[
-        float, typer.Option(help="Acceptable: at most so many nats per token lost.")
-    ] = 0.3
+    margin: Annotated[float, "Acceptable: at most so many nats per token lost."] = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,27 +283,28 @@ class PivotOptions(HeadOptions):
     """Those of `pivot`."""
 
     kind: ClassVar[Kind] = "pivot"
-    out: Out = Path("pivot.safetensors")
+    out: Annotated[Path, "Where the head goes (safetensors)."] = Path("pivot.safetensors")
     per_prompt: PerPrompt = 8
-    samples: Annotated[int, typer.Option(help="Sampled continuations per token.")] = 2
-    margin: Annotated[
-        float, typer.Option(help="Pivotal: more than such a share of agreement lost.")
-    ] = 0.1
+    samples: Annotated[int, "Sampled continuations per token.", at_least(1)] = 2
+    margin: Annotated[float, "Pivotal: more than such a share of agreement lost."] = 0.1
+
+
+Model = Annotated[Options, o.Takes("model", "runtime", "precision", "threads")]
 
 
 @o.spread_options
-def judge(job: JudgeOptions) -> None:
+def judge(job: JudgeOptions, *, asked: Model, as_json: o.AsJson = False) -> None:
     """Train the head of verifier judge: which mismatches are acceptable.
 
     Ctrl-C keeps what was labelled and trains on it; the same command goes on labelling.
     """
-    run(job)
+    run(job, asked, as_json)
 
 
 @o.spread_options
-def pivot(job: PivotOptions) -> None:
+def pivot(job: PivotOptions, *, asked: Model, as_json: o.AsJson = False) -> None:
     """Train the head of verifier pivot: which mismatches turn the text.
 
     Ctrl-C keeps what was labelled and trains on it; the same command goes on labelling.
     """
-    run(job)
+    run(job, asked, as_json)
