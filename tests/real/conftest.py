@@ -17,6 +17,6 @@ def load(precision: str) -> Loaded:
     return _LOADED[precision]
 
 
-@pytest.fixture(scope="module", params=["file", "fp32"])
+@pytest.fixture(scope="module", params=["file", pytest.param("fp32", marks=pytest.mark.slow)])
 def loaded(request: pytest.FixtureRequest) -> Loaded:
     return load(request.param)

@@ -11,7 +11,7 @@ from paceline.measure import acceptance as verifier_acceptance
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.registry.loading import load_draft
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from paceline.engine.engine import Completion, Engine
 from paceline.models.source import DRAFTING, resolve
 from paceline.registry.loading import load_model, make_engine
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 ASKED = ["Name three facts about whales.", "Write a haiku.", "def add(a, b):"]
 KINDS = ({}, {"temperature": 1.0, "seed": 4})

@@ -13,7 +13,7 @@ from paceline.registry.loaded import Loaded
 from paceline.registry.loading import load_model, make_engine
 from paceline.zoo.cascade import Cascade, Level
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 CHOSEN = [PROMPTS[3], PROMPTS[1]]
 """One that repeats itself and one that does not."""

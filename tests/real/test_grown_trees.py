@@ -24,7 +24,11 @@ from paceline.verifiers.recursive import Recursive, RecursiveDistinct
 from paceline.verifiers.rejection import Rejection
 from paceline.verifiers.top_and_one import TopAndOne as OptimalTopAndOne
 
-pytestmark = [pytest.mark.real, pytest.mark.parametrize("loaded", ["fp32"], indirect=True)]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.slow,
+    pytest.mark.parametrize("loaded", ["fp32"], indirect=True),
+]
 
 OPTIONS = {"max_new_tokens": 20, "temperature": 1.0, "seed": 3}
 

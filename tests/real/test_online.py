@@ -12,7 +12,7 @@ from paceline.networks.weights import load_network
 from paceline.registry.loading import make_engine
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 ASKED = ["Name three facts about whales.", "Explain how a bicycle stays upright."]
 

@@ -29,7 +29,7 @@ def features_of(engine: Engine, seen: list[Any]) -> None:
     drafter.read = noting
 
 
-@pytest.mark.parametrize("precision", ["file", "fp32"])
+@pytest.mark.parametrize("precision", ["file", pytest.param("fp32", marks=pytest.mark.slow)])
 def test_the_second_turn_of_a_network(precision: str) -> None:
     loaded = load(precision)
     kept, again, plain = (

@@ -164,6 +164,7 @@ def first_difference(expected: Completion, found: Completion) -> Difference | No
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_in_float32_runs_part_at_near_ties_alone() -> None:
     loaded = load_model(runtime="torch", precision="fp32", progress=False)
     params = SamplingParams(max_new_tokens=32, logprobs=2)

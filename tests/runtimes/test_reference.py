@@ -47,6 +47,7 @@ def logits(target: Any) -> Any:
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_those_of_the_default_model_are_the_same() -> None:
     source = resolve("smollm2-135m")
     loaded = CpuTarget.load(source, RuntimeOptions(threads=2)), ReferenceTarget.load(source)

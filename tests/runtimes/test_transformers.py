@@ -498,6 +498,7 @@ def greedy(target: Target, prompt: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_the_default_model_says_the_same_on_both() -> None:
     source = resolve("smollm2-135m", progress=False)
     prompt = source.tokenizer().chat(
