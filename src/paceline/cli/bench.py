@@ -19,7 +19,6 @@ from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.engine.engine import Engine
-    from paceline.measure.report import Store
     from paceline.measure.run import Record, Workload
 
 
@@ -100,9 +99,10 @@ def bench(
         raise InvalidOption(f"--out {out} is a file: give a directory")
 
     from paceline.engine.memory import keep_apart
+    from paceline.measure import report
     from paceline.measure.doctor import fidelity_to_fp32, noise_floor
     from paceline.measure.machine import machine
-    from paceline.measure.report import Store
+    from paceline.measure.page import HINT, can_plot
     from paceline.measure.run import read_alike, warm_up
     from paceline.registry import loading
 
@@ -148,7 +148,7 @@ def bench(
         "batch": batch,
         "cold": cold,
     }
-    store = Store(out, settings)
+    store = report.Store(out, settings)
     results: dict[str, Any] = {
         "c_n": costs.curve(),
         "rows": [],
@@ -164,7 +164,16 @@ def bench(
             warm_up(engines, work.opening)
         for finished in _run(engines, work, params, cold, store.records, interrupt):
             store.add(finished)
-        _report(results, engines, wanted, store, out, as_json)
+        lossless = {name: bool(engine.config["lossless"]) for name, engine in engines.items()}
+        results |= store.outcome(results, lossless, wanted)
+        if out is not None:
+            store.finish(results, report.results_page(results), report.page(results))
+            if not can_plot():
+                remark(HINT)
+        if as_json:
+            print_json(results)
+        else:
+            typer.echo(report.plain(results))
     end(not interrupt, kept=out is not None)
 
 
@@ -208,39 +217,3 @@ def _run(
             stop=lambda: interrupt.requested,
             tick=lambda: bar.advance(task),
         )
-
-
-def _report(
-    results: dict[str, Any],
-    engines: Mapping[str, Engine],
-    wanted: int,
-    store: Store,
-    out: Path | None,
-    as_json: bool,
-) -> None:
-    from paceline.measure import report
-    from paceline.measure.page import HINT, can_plot
-
-    records = [store.records[index] for index in sorted(store.records)]
-    results["resumed_after"] = store.resumed_after
-    lossless = {name: bool(engine.config["lossless"]) for name, engine in engines.items()}
-    table = report.rows(records, lossless)
-    complete = len(records) == wanted
-    interrupted = [] if complete else [f"interrupted after {len(records)} of {wanted} prompts"]
-    notes = [
-        *interrupted,
-        *report.resumption(results),
-        *report.loops(records),
-        *report.remarks(table),
-    ]
-    results |= {"rows": table, "complete": complete, "remarks": notes}
-    if out is not None:
-        store.finish(results, report.results_page(results), report.page(results))
-        if not can_plot():
-            remark(HINT)
-    if as_json:
-        print_json(results)
-        return
-    typer.echo(report.plain_table(table))
-    for line in [*report.facts(results), *notes]:
-        typer.echo(line)

@@ -120,7 +120,7 @@ class _Clocked:
 _STEPS = 6
 
 # Most steps taken for one that counts: the drafter may have nothing to propose.
-_PATIENCE = 20
+_MOST_TRIES = 20
 
 _GAPS = "between nodes"
 
@@ -237,7 +237,7 @@ class _Bench:
 
     def step(self, parts: Sequence[str]) -> dict[str, float]:
         """Return the seconds of a step of the wanted size, by clocked part."""
-        for _ in range(_PATIENCE):
+        for _ in range(_MOST_TRIES):
             if not self._engine.pending:
                 raise InvalidOption("the context has no room for the steps: give a shorter prompt")
             with Clocks(self._engine.decoder, parts) as clocks:

@@ -66,9 +66,10 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     return out
 
 
-def plain_table(rows: Sequence[Row]) -> str:
-    """Format rows as aligned text."""
-    return aligned([titles(), *map(cells, rows)])
+def plain(results: Mapping[str, Any]) -> str:
+    """Format results as lines of text."""
+    shown = aligned([titles(), *map(cells, results["rows"])])
+    return "\n".join([shown, *facts(results), *results["remarks"]])
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
@@ -178,7 +179,7 @@ def settings(results: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def place(results: Mapping[str, Any]) -> str:
+def measured_on(results: Mapping[str, Any]) -> str:
     """Name the machine."""
     return f"{results['machine']['cpu']}, {results['machine']['cores']} cores"
 
@@ -225,19 +226,19 @@ def results_page(results: Mapping[str, Any]) -> str:
     conditions = ", ".join(f"{key} {value}" for key, value in settings(results).items())
     lines = "\n".join(f"- {line}" for line in [*facts(results), *results["remarks"]])
     shown = table(titles(), [cells(row) for row in results["rows"]])
-    return f"# Bench\n\n{conditions}\n\n{place(results)}\n\n{shown}\n{lines}\n"
+    return f"# Bench\n\n{conditions}\n\n{measured_on(results)}\n\n{shown}\n{lines}\n"
 
 
 def page(results: Mapping[str, Any]) -> str:
     """Return report.html, of what results.json holds; without matplotlib it has no plots."""
     given, found, plotted = results["settings"], results["rows"], can_plot()
-    strong = [place for place, row in enumerate(found) if row["category"] == "all"]
+    strong = [number for number, row in enumerate(found) if row["category"] == "all"]
     figures = Table("Figures", titles(), [cells(row) for row in found], strong=strong)
     nothing = [] if found else ["No prompt was finished: there is nothing to show."]
     return render(
         f"Bench of {given['model']}",
         [
-            f"{given['runtime']}, {given['precision']}, {place(results)}. Methods: "
+            f"{given['runtime']}, {given['precision']}, {measured_on(results)}. Methods: "
             f"{', '.join(given['drafters'])}."
         ],
         [figures] if found else [],
@@ -304,6 +305,22 @@ class Store(Kept[Record | int]):
             self._resumes = False
         self.append(*(record.as_dict() for record in records))
         self.records.update((record.index, record) for record in records)
+
+    def outcome(
+        self, results: Mapping[str, Any], lossless: Mapping[str, bool], wanted: int
+    ) -> dict[str, Any]:
+        """Return what is added to `results` at the end of a run over `wanted` prompts."""
+        records = [self.records[index] for index in sorted(self.records)]
+        found, resumed = rows(records, lossless), self.resumed_after
+        complete = len(records) == wanted
+        interrupted = [] if complete else [f"interrupted after {len(records)} of {wanted} prompts"]
+        notes = [
+            *interrupted,
+            *resumption({**results, "resumed_after": resumed}),
+            *loops(records),
+            *remarks(found),
+        ]
+        return {"resumed_after": resumed, "rows": found, "complete": complete, "remarks": notes}
 
 
 def _entry(found: dict[str, Any]) -> Record | int:
