@@ -99,7 +99,7 @@ def test_rejection_accepts_a_network_that_equals_its_target(runtime: str) -> Non
     trained = copies()["draft-lm"]
     compiled = target.run_network(trained)
     drafter = DRAFTERS["draft-lm"](compiled)
-    drafter.grow_by(TreeDrafts(compiled, trained, Iid([1])))
+    drafter.expand_by(TreeDrafts(compiled, trained, Iid([1])))
     stops = StopRules((), CONFIG.max_context)
     decoder = AutoregressiveDecoder(target, drafter, Rejection(), Fixed(3, 3), stops)
     params = replace(SAMPLED, max_new_tokens=12, top_p=0.9, presence_penalty=0.2)

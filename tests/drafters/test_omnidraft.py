@@ -117,7 +117,7 @@ def test_a_step_follows_the_gradient() -> None:
     p = np.array([0.2, 0.7, 0.1], np.float32)
 
     def loss() -> tuple[float, Any]:
-        logits = (base + correction.of(ids, hidden)).astype(np.float64)
+        logits = (base + correction.at(ids, hidden)).astype(np.float64)
         q = np.exp(logits) / np.exp(logits).sum()
         return float(-(p * np.log(q)).sum()), (q - p).astype(np.float32)
 

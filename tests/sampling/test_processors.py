@@ -92,7 +92,7 @@ def test_breakers_are_found_whole_and_begun_in_tokens() -> None:
     tokenizer = engines.TOKENIZER
     size = engines.VOCABULARY
     text = "the quick"
-    found = BreakerTokens(tokenizer, size).of(
+    found = BreakerTokens(tokenizer, size).find(
         SamplingParams(dry_multiplier=1, dry_sequence_breakers=(text, "e"))
     )
     words = [tokenizer.bytes_of(token) for token in range(size)]
@@ -104,7 +104,7 @@ def test_breakers_are_found_whole_and_begun_in_tokens() -> None:
             elif word.endswith(text[:cut].encode()):
                 tails.add(tuple(tokenizer.encode(text[cut:])))
         assert set(found.get(token, ())) == tails
-    assert BreakerTokens(tokenizer, size).of(SamplingParams()) == {}
+    assert BreakerTokens(tokenizer, size).find(SamplingParams()) == {}
 
 
 @pytest.mark.parametrize("name", engines.drafters())

@@ -70,7 +70,7 @@ class Correction:
         self._down = draws.astype(np.float32)
         self._rate = rate
 
-    def of(self, ids: IntArray, hidden: LogitArray) -> LogitArray:
+    def at(self, ids: IntArray, hidden: LogitArray) -> LogitArray:
         """Return what is added to the logits of `ids` `[k]`, float32 `[k]`."""
         added: LogitArray = self._up[ids] @ (self._down @ _unit(hidden))
         return added
@@ -180,7 +180,7 @@ class OmniDraft(StringLevel):
         ids = top_k_ids(logits, min(CANDIDATES, len(logits)))
         hidden = output.hidden[0].astype(np.float32)
         changed: LogitArray = logits.copy()
-        changed[ids] += self._correction.of(ids, hidden)
+        changed[ids] += self._correction.at(ids, hidden)
         self._seen[chain.sequence.id].append(_Seen(ids, changed[ids], hidden))
         return changed
 

@@ -28,11 +28,11 @@ def _shares(parts: tuple[Part, ...], sequences: List[Sequence]) -> list[tuple[Pa
     return [(part, share) for part, share in zip(parts, shares, strict=True) if share]
 
 
-def _of(share: list[int], values: List[T]) -> list[T]:
+def _gather(share: list[int], values: List[T]) -> list[T]:
     return [values[place] for place in share]
 
 
-def _put(share: list[int], values: List[T], out: list[T]) -> None:
+def _scatter(share: list[int], values: List[T], out: list[T]) -> None:
     for place, value in zip(share, values, strict=True):
         out[place] = value
 
@@ -47,21 +47,23 @@ class DraftersByKind(CompositeDrafter):
         self.kind = greedy.kind
 
     def open(self, sequence: Sequence) -> None:
-        self._of(sequence).open(sequence)
+        self._part(sequence).open(sequence)
 
     def read(self, sequence: Sequence, features: LogitArray) -> None:
-        part = self._of(sequence)
+        part = self._part(sequence)
         if part.needs.features:
             part.read(sequence, features)
 
     def needs_of(self, sequences: List[Sequence]) -> Needs:
         shares = _shares(self.parts, sequences)
-        return union_needs([part.needs_of(_of(share, sequences)) for part, share in shares])
+        return union_needs([part.needs_of(_gather(share, sequences)) for part, share in shares])
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         drafts, self.tried = [trees.EMPTY] * len(sequences), 0.0
         for part, share in _shares(self.parts, sequences):
-            _put(share, part.propose(_of(share, sequences), _of(share, budgets)), drafts)
+            _scatter(
+                share, part.propose(_gather(share, sequences), _gather(share, budgets)), drafts
+            )
             self.tried += part.tried
         return drafts
 
@@ -73,13 +75,13 @@ class DraftersByKind(CompositeDrafter):
         outputs: List[Output],
     ) -> None:
         for part, share in _shares(self.parts, sequences):
-            mine = _of(share, sequences), _of(share, drafts)
-            part.observe(*mine, _of(share, verdicts), _of(share, outputs))
+            mine = _gather(share, sequences), _gather(share, drafts)
+            part.observe(*mine, _gather(share, verdicts), _gather(share, outputs))
 
     def close(self, sequence: Sequence) -> None:
-        self._of(sequence).close(sequence)
+        self._part(sequence).close(sequence)
 
-    def _of(self, sequence: Sequence) -> Drafter:
+    def _part(self, sequence: Sequence) -> Drafter:
         return self.parts[not sequence.params.greedy]
 
 
@@ -97,15 +99,15 @@ class ControllersByKind(Controller):
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
         out = [Budget(0, 0)] * len(sequences)
         for part, share in _shares(self.parts, sequences):
-            mine = _of(share, sequences)
+            mine = _gather(share, sequences)
             part.beside, part.queue = self.beside + len(sequences) - len(mine), self.queue
-            _put(share, part.budgets(mine), out)
+            _scatter(share, part.budgets(mine), out)
         return out
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         out = list(drafts)
         for part, share in _shares(self.parts, sequences):
-            _put(share, part.select(_of(share, sequences), _of(share, drafts)), out)
+            _scatter(share, part.select(_gather(share, sequences), _gather(share, drafts)), out)
         return out
 
     def observe(
@@ -117,9 +119,11 @@ class ControllersByKind(Controller):
         forward_seconds: float,
     ) -> None:
         for part, share in _shares(self.parts, sequences):
-            mine = _of(share, sequences)
+            mine = _gather(share, sequences)
             spent = draft_seconds * len(mine) / len(sequences)
-            part.observe(mine, _of(share, drafts), _of(share, verdicts), spent, forward_seconds)
+            part.observe(
+                mine, _gather(share, drafts), _gather(share, verdicts), spent, forward_seconds
+            )
 
     def close(self, sequence: Sequence) -> None:
         self.parts[not sequence.params.greedy].close(sequence)

@@ -314,7 +314,7 @@ class Engine:
             resume=tuple(resume),
             denoising=denoising,
             pooling=pooling,
-            breakers=self._breakers.of(params),
+            breakers=self._breakers.find(params),
         )
 
     def add(

@@ -75,7 +75,7 @@ class BreakerTokens:
         self._size = vocabulary
         self._found: dict[str, dict[int, set[tuple[int, ...]]]] = {}
 
-    def of(self, params: SamplingParams) -> Breakers:
+    def find(self, params: SamplingParams) -> Breakers:
         """Return the breakers of a request; none where DRY is off. Any thread may call this."""
         joined: dict[int, set[tuple[int, ...]]] = {}
         for text in params.dry_sequence_breakers if params.dry_multiplier else ():

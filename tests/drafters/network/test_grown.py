@@ -51,7 +51,7 @@ def drafter_of(
     runner: TableRunner, growth: TreeExpansion, kind: type[TrainedDrafter] = draft_lm
 ) -> TrainedDrafter:
     drafter = kind(runner)
-    drafter.grow_by(TreeDrafts(runner, runner.trained, growth))
+    drafter.expand_by(TreeDrafts(runner, runner.trained, growth))
     return drafter
 
 

@@ -45,7 +45,7 @@ class DrafterParts:
     online: Online[LoadedNetwork] | None
 
     @classmethod
-    def of(cls, context: DrafterContext, name: str, reads: bool) -> Self:
+    def load(cls, context: DrafterContext, name: str, reads: bool) -> Self:
         """Load the weights of option `weights`, or those that ship.
 
         Raises:
@@ -91,7 +91,7 @@ class DrafterParts:
             online = Online(trained, learner, ready, every=settings.online, file=file)
         return cls(ready(trained), options, trained, predicts, online)
 
-    def doubt(self, stop: float) -> AcceptanceStop | None:
+    def stopping_head(self, stop: float) -> AcceptanceStop | None:
         """Return the chain stop of an acceptance head, if any; `stop` counts if the user set it."""
         if self.head is None:
             return None

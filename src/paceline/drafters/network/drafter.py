@@ -89,7 +89,7 @@ class ContextState:
         new = self.features[0] if len(self.features) == 1 else np.concatenate(self.features)
         return ContextUpdate(self.cache, new, self.tokens, target, noise, least)
 
-    def taken(self) -> None:
+    def consumed(self) -> None:
         """Note that the cache holds all rows."""
         self.features, self.tokens, self.begun = [], [], True
 
@@ -97,7 +97,7 @@ class ContextState:
 def chains(
     drafted: List[Chain],
     wanted: List[Budget],
-    lines: List[PlattScaling],
+    scalings: List[PlattScaling],
     *,
     source: str,
     stop: float = 0.0,
@@ -108,20 +108,20 @@ def chains(
     Args:
         drafted: the network's chains.
         wanted: a budget for each.
-        lines: acceptance statistics of each.
+        scalings: acceptance statistics of each.
         source: name of the drafter.
         stop: a chain ends with the first token whose acceptance probability is below this.
         runner_ups: whether remaining nodes go to runner-up tokens beside the chain's, as leaves:
             the network has computed these already.
     """
     out = []
-    for chain, budget, line in zip(drafted, wanted, lines, strict=True):
+    for chain, budget, scaling in zip(drafted, wanted, scalings, strict=True):
         depth = min(budget.nodes, budget.depth, len(chain.tokens))
         if stop:
             doubtful = (at + 1 for at in range(depth) if chain.chances[at] < stop)
             depth = next(doubtful, depth)
         room = budget.nodes - depth if runner_ups else 0
-        chances = line.acceptance(chain.chances[:depth])
+        chances = scaling.acceptance(chain.chances[:depth])
         out.append((_draft(chain, chances, room, source), chain))
     return out
 
@@ -194,26 +194,26 @@ class TrainedDrafter(Drafter):
         self._runner_ups = runner_ups
         self._ids = np.zeros(0, dtype=np.int64)  # of the draft vocabulary
         self._progress: dict[int, ContextState] = {}
-        self._lines: dict[float, PlattScaling] = {}  # by temperature
+        self._scalings: dict[float, PlattScaling] = {}  # by temperature
         self._online: Online[LoadedNetwork] | None = None
-        self._doubt: AcceptanceStop | None = None
+        self._stopping_head: AcceptanceStop | None = None
         self.gumbel_coupled = True
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """Load the weights of option `weights`, or those that ship; errors: `DrafterParts.of`."""
-        made = DrafterParts.of(context, cls.name, cls.needs.features)
+        """Load the weights of option `weights`, or those that ship; errors: `DrafterParts.load`."""
+        made = DrafterParts.load(context, cls.name, cls.needs.features)
         options = {"stop": str(cls.stop), **made.options}
         drafter = cls(made.begin.runner, **arguments(cls, "drafter", options, "runner"))
-        drafter.grow_by(made.begin.trees)
+        drafter.expand_by(made.begin.trees)
         drafter._ids = made.trained.draft_ids
         drafter.gumbel_coupled = context.gumbel_coupled
-        drafter._doubt = made.doubt(drafter._stop)
+        drafter._stopping_head = made.stopping_head(drafter._stop)
         if made.online is not None:
             drafter.learn_by(made.online)
         return drafter
 
-    def grow_by(self, trees: TreeDrafts | None) -> None:
+    def expand_by(self, trees: TreeDrafts | None) -> None:
         """Draft trees, or argmax chains if None."""
         self._begin = self._newest = replace(self._begin, trees=trees)
         self.kind = None if trees is None else trees.kind
@@ -226,14 +226,14 @@ class TrainedDrafter(Drafter):
         self.needs = replace(TrainedDrafter.needs, recent=type(self).needs.recent)
 
     def reset(self) -> None:
-        self._lines.clear()
+        self._scalings.clear()
         if self._online is not None:
             self._online.reset()
             self._newest = self._begin
 
     def open(self, sequence: Sequence) -> None:
         # Without features, all tokens can be read at once.
-        version = self._take_up()
+        version = self._newest_version()
         self._progress[sequence.id] = ContextState(version, version.runner.open(), [], [])
         if not self._reads:
             self._note(sequence, sequence.tokens, _no_features(len(sequence.tokens)))
@@ -255,14 +255,14 @@ class TrainedDrafter(Drafter):
         # A drafter that learns needs features in any case.
         return type(self).needs.features
 
-    def _line(self, sequence: Sequence) -> PlattScaling:
+    def _scaling(self, sequence: Sequence) -> PlattScaling:
         temperature = round(sequence.params.temperature, 1)
-        found = self._lines.get(temperature)
+        found = self._scalings.get(temperature)
         if found is None:
-            found = self._lines[temperature] = PlattScaling()
+            found = self._scalings[temperature] = PlattScaling()
         return found
 
-    def _take_up(self) -> LoadedNetwork:
+    def _newest_version(self) -> LoadedNetwork:
         # The newest version, of at most two in use.
         older = any(each.version is not self._newest for each in self._progress.values())
         if self._online is not None and not older:
@@ -295,38 +295,45 @@ class TrainedDrafter(Drafter):
     ) -> list[TokenTree]:
         progress = [self._progress[sequence.id] for sequence in sequences]
         wanted = [min(b.nodes, b.depth, version.runner.depth) for b in budgets]
-        context_update = list(map(self._grown, sequences, budgets))
+        context_update = list(map(self._context_update, sequences, budgets))
         if version.trees is not None:
-            drafted = list(map(self._named, version.trees.grow(sequences, budgets, context_update)))
-        elif self._doubt is not None:
-            made = self._doubt.chains(version.runner, context_update, wanted)
-            drafted = list(map(self._named, made))
+            drafted = list(
+                map(self._signed, version.trees.grow(sequences, budgets, context_update))
+            )
+        elif self._stopping_head is not None:
+            made = self._stopping_head.chains(version.runner, context_update, wanted)
+            drafted = list(map(self._signed, made))
         else:
             chained = version.runner.draft(context_update, max(wanted))
             drafted = self._chains(sequences, budgets, chained)
         for each in progress:
-            each.taken()
+            each.consumed()
         return drafted
 
-    def _named(self, draft: TokenTree) -> TokenTree:
+    def _signed(self, draft: TokenTree) -> TokenTree:
         return replace(draft, source=self.name)
 
-    def _grown(self, sequence: Sequence, budget: Budget) -> ContextUpdate:
+    def _context_update(self, sequence: Sequence, budget: Budget) -> ContextUpdate:
         progress = self._progress[sequence.id]
         noise = None
         if progress.version.trees is None and self.gumbel_coupled:
             depth = min(budget.nodes, budget.depth, progress.version.runner.depth)
             noise = noise_behind(sequence, depth)
         return progress.context_update(
-            sequence.cache, self._line(sequence).predicted(budget.least), noise
+            sequence.cache, self._scaling(sequence).predicted(budget.least), noise
         )
 
     def _chains(
         self, sequences: List[Sequence], budgets: List[Budget], drafted: List[Chain]
     ) -> list[TokenTree]:
-        lines = list(map(self._line, sequences))
+        scalings = list(map(self._scaling, sequences))
         made = chains(
-            drafted, budgets, lines, source=self.name, stop=self._stop, runner_ups=self._runner_ups
+            drafted,
+            budgets,
+            scalings,
+            source=self.name,
+            stop=self._stop,
+            runner_ups=self._runner_ups,
         )
         for sequence, (_, chain) in zip(sequences, made, strict=True):
             self._progress[sequence.id].chain = chain
@@ -354,7 +361,7 @@ class TrainedDrafter(Drafter):
         progress = self._progress[sequence.id]
         if progress.chain is not None:
             chances, tokens = progress.chain.chances, progress.chain.tokens
-            self._line(sequence).learn(chances, tokens, committed)
+            self._scaling(sequence).learn(chances, tokens, committed)
             progress.chain = None
 
     def close(self, sequence: Sequence) -> None:

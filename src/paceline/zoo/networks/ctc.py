@@ -129,9 +129,9 @@ class CTCDrafter(TrainedDrafter):
     ) -> list[TokenTree]:
         if not self._runner_ups:
             return super()._draft(version, sequences, budgets)
-        branches = version.runner.start(list(map(self._grown, sequences, budgets)))
+        branches = version.runner.start(list(map(self._context_update, sequences, budgets)))
         for sequence in sequences:
-            self._progress[sequence.id].taken()
+            self._progress[sequence.id].consumed()
         pairs = zip(branches, budgets, strict=True)
         return [self._grow_tree(branch.logits, budget) for branch, budget in pairs]
 
