@@ -127,7 +127,7 @@ def test_a_step_follows_the_gradient() -> None:
         correction.step(ids, hidden, gradient)
         moved = ((correction._up - up) ** 2).sum() + ((correction._down - down) ** 2).sum()
         assert before - loss()[0] == pytest.approx(moved / 1e-3, rel=0.05)
-    assert (correction.of(np.array([0, 2]), hidden) == 0).all()
+    assert (correction.at(np.array([0, 2]), hidden) == 0).all()
 
 
 def test_numbers_out_of_range_are_refused() -> None:
