@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.cli.output import interruptible, progress_bar, report
 from paceline.errors import InvalidOption
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from paceline.training.recipe import Recipe
     from paceline.training.run import TrainingRun, TrainingTask
 
+Tasked = TypeVar("Tasked", bound="TrainingTask[Any, Any]")
+
 _SAVE_SECONDS = 60.0
 
 
 def train(
-    task: TrainingTask[Any, Any],
+    task: Tasked,
     out: Path,
-    publish: Callable[[TrainingRun], tuple[dict[str, Any], str]],
+    publish: Callable[[TrainingRun[Tasked]], tuple[dict[str, Any], str]],
     *,
     as_json: bool,
     whole: bool = False,
@@ -56,7 +58,7 @@ def train(
     report(figures, line, as_json=as_json, finished=run.finished)
 
 
-def _drive(run: TrainingRun) -> None:
+def _drive(run: TrainingRun[Any]) -> None:
     words = "{task.percentage:>3.0f}% {task.fields[detail]}"
     with progress_bar(words) as bar, interruptible() as interrupt:
         task = bar.add_task("training", total=run.steps, completed=run.step, detail="")

@@ -87,7 +87,7 @@ def drafter(
         command += " --from WEIGHTS"
     task = setup.drafter(built, recipe, vocabulary, begin)
 
-    def written(run: TrainingRun) -> tuple[dict[str, Any], str]:
+    def written(run: TrainingRun[Any]) -> tuple[dict[str, Any], str]:
         figures, line = publish(run, place, setup.teacher, command, **more)
         chosen = task.vocabulary
         sizes = {"size": len(chosen.ids), "coverage": chosen.coverage}

@@ -78,7 +78,7 @@ def acceptance_head(
         metadata,
     )
 
-    def publish(_: TrainingRun) -> tuple[dict[str, Any], str]:
+    def publish(_: TrainingRun[Any]) -> tuple[dict[str, Any], str]:
         judged = task.judge()
         save_acceptance_head(place, task.result())
         held_out = {
@@ -145,7 +145,7 @@ def head_preview(
         "screen_paceline": __version__,
     }
 
-    def publish(run: TrainingRun) -> tuple[dict[str, Any], str]:
+    def publish(run: TrainingRun[Any]) -> tuple[dict[str, Any], str]:
         judged = task.judge()
         save_network(place, replace(trained, head_preview=task.fit(rank), metadata=metadata))
         agreement = judged.kept / max(1, judged.places)
@@ -203,7 +203,7 @@ def canvas_filter(
     command = f"paceline train canvas-filter --model {source.name} {recipe.words(*_FILTER)}"
     metadata = {"model": source.fingerprint, "model_name": source.name, "command": command}
 
-    def publish(_: TrainingRun) -> tuple[dict[str, Any], str]:
+    def publish(_: TrainingRun[Any]) -> tuple[dict[str, Any], str]:
         judged, count = task.judge(), len(taught[0])
         task.save(out, metadata)
         line = (

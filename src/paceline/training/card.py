@@ -45,7 +45,7 @@ _SOURCE = "answers of the target to prompts from files, and to user turns of its
 
 
 def card_of(
-    run: TrainingRun, command: str, licence: str, held_out: Mapping[str, Any], **more: Any
+    run: TrainingRun[Any], command: str, licence: str, held_out: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
     """Return what every card holds, and `more`; JSON-serialisable."""
     course = run.course
@@ -204,7 +204,7 @@ class TaughtTask(TrainingTask[Chosen, Judged]):
 
 
 def publish(
-    run: TrainingRun, out: Path, teacher: Teacher, command: str, **more: str
+    run: TrainingRun[TaughtTask[Any]], out: Path, teacher: Teacher, command: str, **more: str
 ) -> tuple[dict[str, Any], str]:
     """Judge a run, write weights and card, and return its figures and a line for people.
 
@@ -218,9 +218,7 @@ def publish(
         InvalidOption: a file cannot be written.
     """
     task, course = run.task, run.course
-    assert isinstance(task, TaughtTask)
-    judged: Judged = task.judge()
-    loss, hits = judged.loss, judged.hits
+    loss, hits = task.judge()
     course.held_out(run.step, loss)
     settings = dict(teacher.settings)
     metadata = {

@@ -263,14 +263,12 @@ def experts_of(model: ExpertModel, texts: Sequence[Any], recipe: ExpertRecipe) -
     return [np.concatenate(each) for each in found]
 
 
-def publish(run: TrainingRun, out: Path, command: str) -> tuple[dict[str, Any], str]:
+def publish(run: TrainingRun[ExpertTask], out: Path, command: str) -> tuple[dict[str, Any], str]:
     """Judge a run, write its model with a card, and return figures and a line for people.
 
     Raises InvalidOption if it cannot be written.
     """
-    task = run.task
-    assert isinstance(task, ExpertTask)
-    quality = task.judge()
+    quality = run.task.judge()
     save_experts(out, run, quality, command)
     seconds, right = run.course.seconds, sum(quality.right.values()) / len(quality.right)
     few = " ".join(f"{share:.0%}" for share in quality.experts.values())
@@ -281,10 +279,9 @@ def publish(run: TrainingRun, out: Path, command: str) -> tuple[dict[str, Any], 
     return {"seconds": seconds, **quality._asdict()}, line
 
 
-def save_experts(out: Path, run: TrainingRun, quality: Quality, command: str) -> None:
+def save_experts(out: Path, run: TrainingRun[ExpertTask], quality: Quality, command: str) -> None:
     """Write a model directory with its card, as `save_model`."""
     task = run.task
-    assert isinstance(task, ExpertTask)
     kind, right = task.recipe.kind, quality.right
     held_out = {"cases": JUDGED, "right": right, "experts": quality.experts}
     rows = [(name, f"{share:.0%}") for name, share in right.items()]

@@ -21,11 +21,11 @@ from paceline.training.data import Text
 from paceline.training.optimisers import Rated, update
 from paceline.training.recipe import Recipe
 
-Settings = TypeVar("Settings", bound=Recipe)
+Chosen = TypeVar("Chosen", bound=Recipe)
 Quality = TypeVar("Quality", covariant=True)
 
 
-class TrainingTask(ABC, Generic[Settings, Quality]):
+class TrainingTask(ABC, Generic[Chosen, Quality]):
     """A thing to train: its parameters, its batches, what they minimise, and how it is judged.
 
     Attributes:
@@ -40,7 +40,7 @@ class TrainingTask(ABC, Generic[Settings, Quality]):
     steps: int
 
     def __init__(
-        self, recipe: Settings, texts: Sequence[Text] = (), held_out: Sequence[Text] = ()
+        self, recipe: Chosen, texts: Sequence[Text] = (), held_out: Sequence[Text] = ()
     ) -> None:
         self.recipe, self.texts, self.held_out = recipe, texts, held_out
         self.generator = torch.Generator().manual_seed(recipe.seed)
@@ -171,14 +171,17 @@ class LossCourse:
         self._recent.clear()
 
 
-class TrainingRun:
+Tasked = TypeVar("Tasked", bound=TrainingTask[Any, Any], covariant=True)
+
+
+class TrainingRun(Generic[Tasked]):
     """A run of a task; iterate over `run`, then judge.
 
     Attributes:
         resumed: the checkpoint was loaded.
     """
 
-    def __init__(self, task: TrainingTask[Any, Any], checkpoint_at: Path | None = None) -> None:
+    def __init__(self, task: Tasked, checkpoint_at: Path | None = None) -> None:
         """Resume the checkpoint, if there is one.
 
         Raises:

@@ -131,13 +131,12 @@ class DenoiserTask(TrainingTask[DenoiserRecipe, dict[str, dict[str, float]]]):
         }
 
 
-def publish(run: TrainingRun, out: Path, command: str) -> tuple[dict[str, Any], str]:
+def publish(run: TrainingRun[DenoiserTask], out: Path, command: str) -> tuple[dict[str, Any], str]:
     """Judge a run, write its model with a card, and return figures and a line for people.
 
     Raises InvalidOption if it cannot be written.
     """
     task = run.task
-    assert isinstance(task, DenoiserTask)
     right = task.judge()
     held_out = {"cases": JUDGED, "right": right}
     card = card_of(run, command, LICENCE, held_out, kind=task.recipe.kind)
