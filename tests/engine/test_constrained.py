@@ -25,7 +25,6 @@ from paceline.core.types import Budget, SamplingParams, Speculation, TokenTree
 from paceline.drafters.base import NoDrafter
 from paceline.drafters.statistics.recycling import Recycling
 from paceline.engine import speculator
-from paceline.engine.constrained import constrained
 from paceline.engine.engine import Engine, Event
 from paceline.errors import BadLogits, InvalidOption
 from paceline.models.grammar import Grammars
@@ -33,6 +32,7 @@ from paceline.policy.controller import Fixed
 from paceline.proof.cases import FunctionDrafter, sampled_chain
 from paceline.proof.tabular import TabularModel
 from paceline.sampling.sequence import Sequence
+from paceline.trees.union import constrained
 from paceline.verifiers.matching import Greedy
 from paceline.verifiers.rejection import Rejection
 

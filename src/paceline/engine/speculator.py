@@ -16,10 +16,10 @@ from paceline.core.target import Output, Pass, Target
 from paceline.core.types import Budget, LogitArray, Needs, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.engine.client_drafts import SOURCES, ClientDrafts
-from paceline.engine.constrained import constrained
 from paceline.engine.memory import fitted, memory_of
 from paceline.policy.controller import Controller
 from paceline.sampling.sequence import Sequence
+from paceline.trees.union import constrained
 from paceline.verifiers.base import Verifier
 
 _LOG = logging.getLogger(__name__)

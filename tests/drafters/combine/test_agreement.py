@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.core import tree as trees
 from paceline.core.types import ROOT, TokenTree
-from paceline.drafters.combine.fallback import weighed
+from paceline.trees.union import weighed
 
 
 @st.composite

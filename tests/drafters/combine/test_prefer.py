@@ -14,12 +14,13 @@ from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import Budget, Needs, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import NoDrafter
-from paceline.drafters.combine.fallback import FallbackDrafter, weighed
+from paceline.drafters.combine.fallback import FallbackDrafter
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.errors import InvalidOption
 from paceline.policy.acceptance import Calibration
 from paceline.registry.options import Options
 from paceline.sampling.sequence import Sequence
+from paceline.trees.union import weighed
 from paceline.verifiers.base import walk
 
 LONG = replace(GREEDY, max_new_tokens=400)

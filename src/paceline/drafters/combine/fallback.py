@@ -8,7 +8,7 @@ the first part drafts alone.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import replace
 from functools import reduce
@@ -21,14 +21,13 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
-from paceline.core.types import ROOT, Budget, Needs, TokenTree, Verdict
+from paceline.core.types import Budget, Needs, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import CompositeDrafter, refuse_drawn, union_needs
 from paceline.policy.acceptance import Calibration, DecayedMean, DepthRates, corrected
 from paceline.policy.constants import (
     ADDED,
     ADDED_BELIEF,
-    AGREEING,
     BEGIN,
     BESIDE,
     DEPTH_ABOVE_BELIEF,
@@ -51,87 +50,7 @@ from paceline.policy.constants import (
 )
 from paceline.policy.draft_gate import DraftCost, DraftGate
 from paceline.sampling.sequence import Sequence
-
-# Union of a copied draft and a network draft, with combined acceptance probabilities
-# (estimates).
-
-
-def weighed(copy: TokenTree, other: TokenTree, least: float) -> TokenTree:
-    """Merge two drafts with scores, that of more expected accepted tokens first.
-
-    `other` knows more. Nodes of the second draft need a combined probability above `least`.
-    """
-    builder = trees.Builder.of(copy)
-    tokens, parents = builder.tokens, builder.parents
-    copied = _given_parents(copy)
-    places = builder.graft(other)
-    predicted = dict(zip(places, _given_parents(other), strict=True))
-    scores = _together(copied, predicted, parents)
-    count = len(copied)
-    if sum(scores[:count]) >= sum(map(scores.__getitem__, places)):
-        order = [*range(count), *(n for n in places if n >= count and scores[n] > least)]
-    else:
-        order = [*places, *(n for n in range(count) if n not in predicted and scores[n] > least)]
-    moved = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
-    mine = copy.origins or (copy.source,) * count
-    theirs = dict(zip(places, other.origins or (other.source,) * len(places), strict=True))
-    named = [mine[node] if node < count else theirs[node] for node in order]
-    return TokenTree(
-        np.array([tokens[node] for node in order], dtype=np.int64),
-        np.array([moved[parents[node]] for node in order], dtype=np.int64),
-        source=named[0],
-        scores=np.array([scores[node] for node in order]),
-        origins=tuple(named) if len(set(named)) > 1 else (),
-    )
-
-
-def _given_parents(draft: TokenTree) -> list[float]:
-    # Conditional probability of each node given its parent.
-    assert draft.scores is not None
-    scores, parents = draft.scores.tolist(), draft.parents.tolist()
-    reached = [*scores, 1.0]  # that of the root stands at its index, -1
-    return [
-        score / reached[parent] if reached[parent] else 0.0
-        for score, parent in zip(scores, parents, strict=True)
-    ]
-
-
-def _together(
-    copied: list[float], predicted: Mapping[int, float], parents: list[int]
-) -> list[float]:
-    # Combined acceptance probability of each node of the union; nodes of the copy come first.
-    surest: dict[int, float] = {}  # by parent that the other goes on from: what it is surest of,
-    for node, probability in predicted.items():
-        above = parents[node]
-        surest[above] = max(surest.get(above, 0.0), probability)
-    against = dict.fromkeys(surest, 0.0)  # what the copy says there that it does not,
-    total = dict.fromkeys(surest, 0.0)  # and all of it together
-    for node, above in enumerate(parents[: len(copied)]):
-        if above in surest and node not in predicted:
-            against[above] += copied[node]
-    probabilities = copied + [0.0] * (len(parents) - len(copied))
-    for node, above in enumerate(parents):
-        if above not in surest:
-            continue
-        sure, doubt = surest[above], against[above]
-        if node in predicted:
-            agreeing = AGREEING * probabilities[node]
-            probability = 1 - (1 - predicted[node]) * (1 - agreeing)
-            probability *= 2 * (1 - doubt) / (2 - doubt * (1 + sure))
-        else:
-            probability = (
-                probabilities[node] * (1 - sure) / (2 - doubt * (1 + sure))
-                if sure
-                else probabilities[node]
-            )
-        probabilities[node] = probability
-        total[above] += probability
-    scores: list[float] = []
-    for probability, above in zip(probabilities, parents, strict=True):
-        share = probability / max(1.0, total[above]) if above in total else probability
-        scores.append(share * (scores[above] if above != ROOT else 1.0))
-    return scores
-
+from paceline.trees.union import weighed
 
 _NOTHING = Budget(0, 0)
 

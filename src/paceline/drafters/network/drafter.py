@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from operator import mul
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -16,7 +14,7 @@ import numpy as np
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
 from paceline.core.target import Output
-from paceline.core.types import ROOT, Budget, LogitArray, Needs, TokenTree, Verdict
+from paceline.core.types import Budget, LogitArray, Needs, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.network.build import DrafterParts, LoadedNetwork
 from paceline.drafters.network.online import Online
@@ -27,6 +25,7 @@ from paceline.policy.acceptance import PlattScaling
 from paceline.policy.constants import DRAFT_TEMPERATURE, PROMPT_ROWS, RECENT_ROWS, WAITING_ROWS
 from paceline.sampling.randomness import Draw, Purpose
 from paceline.sampling.sequence import Sequence
+from paceline.trees.union import with_runner_ups
 
 
 @dataclass(slots=True)
@@ -122,33 +121,8 @@ def chains(
             depth = next(doubtful, depth)
         room = budget.nodes - depth if runner_ups else 0
         chances = scaling.acceptance(chain.chances[:depth])
-        out.append((_draft(chain, chances, room, source), chain))
+        out.append((with_runner_ups(chain, chances, room, source), chain))
     return out
-
-
-def _draft(chain: Chain, chances: List[float], room: int, source: str) -> TokenTree:
-    # The chain stands first, so that no cache row has to be moved to retain it.
-    depth = len(chances)
-    scores = list(accumulate(chances, mul))
-    tokens, parents = list(chain.tokens[:depth]), list(range(ROOT, depth - 1))
-    if room > 0:
-        above = [1.0, *scores]
-        # Runner-ups are accepted as the network says, within what the chain's own tokens leave.
-        beside = [
-            above[at] * min(chain.runner_up_probs[at], 1 - chances[at]) for at in range(depth)
-        ]
-        likely = sorted(range(depth), key=beside.__getitem__, reverse=True)[:room]
-        for at in sorted(likely):
-            if beside[at] > 0:
-                tokens.append(chain.runner_ups[at])
-                parents.append(at - 1)
-                scores.append(beside[at])
-    return TokenTree(
-        np.array(tokens, dtype=np.int64),
-        np.array(parents, dtype=np.int64),
-        source=source,
-        scores=np.array(scores),
-    )
 
 
 def noise_behind(sequence: Sequence, depth: int) -> Noise | None:
