@@ -24,6 +24,7 @@ from paceline.core.cache import cache_dir
 from paceline.core.types import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption
+from paceline.measure.run import together
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
 from paceline.models.text import Tokenizer
@@ -78,27 +79,15 @@ class PacelineEngine:
 
     def continuations(self, ask: SeededRequest) -> list[tuple[Token, ...]]:
         engine = self._engines[ask.speculation]
-        wanted = [
-            engine.add(
-                _ids(engine, ask.prompt),
-                SamplingParams(
-                    temperature=ask.temperature,
-                    seed=seed,
-                    max_new_tokens=ask.tokens,
-                    ignore_eos=True,
-                ),
-            )
-            for seed in ask.seeds
-        ]
-        done: dict[int, tuple[Token, ...]] = {}
-        while len(done) < len(wanted):
-            for event in engine.checked_step():
-                if event.completion is not None:
-                    done[event.request] = event.completion.token_ids
-                    if ask.speculation:
-                        sources = event.completion.sources
-                        self._tally.add(len(sources), sum(each is not None for each in sources))
-        return [done[request] for request in wanted]
+        prompt = _ids(engine, ask.prompt)
+        params = SamplingParams(
+            temperature=ask.temperature, max_new_tokens=ask.tokens, ignore_eos=True
+        )
+        done = together(engine, [engine.prepare(prompt, params, seed=seed) for seed in ask.seeds])
+        if ask.speculation:
+            sources = [source for each in done for source in each.sources]
+            self._tally.add(len(sources), sum(each is not None for each in sources))
+        return [each.token_ids for each in done]
 
     def distribution(self, prompt: Prompt, temperature: float) -> Mapping[Token, float] | None:
         if not temperature > 0:

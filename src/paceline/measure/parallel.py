@@ -19,6 +19,7 @@ from paceline.engine.engine import Completion, Engine
 from paceline.errors import InvalidOption
 from paceline.measure import parallel_tasks as tasks
 from paceline.measure.kept import Kept
+from paceline.measure.run import together
 from paceline.registry.samplers import make_sampler
 
 AUTOREGRESSIVE = "autoregressive"
@@ -181,7 +182,7 @@ class Bench:
         done: list[Completion] = []
         begin = perf_counter()
         for first in range(0, len(prepared), cell.batch):
-            done += _together(engine, prepared[first : first + cell.batch])
+            done += together(engine, prepared[first : first + cell.batch])
         seconds = perf_counter() - begin
         grades = [tasks.grade(case, each.text) for case, each in zip(found, done, strict=True)]
         rows = sum(each.stats.position_evaluations for each in done)
@@ -214,16 +215,6 @@ class Bench:
             scored = self._left.generate(ids, max_new_tokens=0, prompt_logprobs=0)
             total += sum(s.logprob for s in scored.prompt_logprobs[len(asked.tokens) - 1 :])
         return total
-
-
-def _together(engine: Engine, prepared: Sequence[Any]) -> list[Completion]:
-    ids = [engine.add(each) for each in prepared]
-    found: dict[int, Completion] = {}
-    while engine.pending:
-        for event in engine.checked_step():
-            if event.completion is not None:
-                found[event.request] = event.completion
-    return [found[each] for each in ids]
 
 
 class Row(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from paceline.core.metrics import GenerationStats
 from paceline.core.types import SamplingParams
-from paceline.engine.engine import Completion, Engine, Prompt
+from paceline.engine.engine import Completion, Engine, Prepared, Prompt
 from paceline.policy.cost import CostModel
 
 _WARM_UP_TOKENS = 12
@@ -196,8 +196,19 @@ def run(
         yield records
 
 
+def together(engine: Engine, prompts: Sequence[Prompt | Prepared]) -> list[Completion]:
+    """Decode prompts together, to the end, as `decode`."""
+    playing = decode(engine, prompts)
+    while True:
+        try:
+            next(playing)
+        except StopIteration as end:
+            done: list[Completion] = end.value
+            return done
+
+
 def decode(
-    engine: Engine, prompts: Sequence[Prompt], params: SamplingParams
+    engine: Engine, prompts: Sequence[Prompt | Prepared], params: SamplingParams | None = None
 ) -> Playing[list[Completion]]:
     """Decode prompts together; whatever ends it, nothing is left in flight.
 
