@@ -24,13 +24,14 @@ from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource
-from paceline.training.data import DraftVocabulary, Text
+from paceline.training.data import Text
 from paceline.training.drafter import DrafterTask
 from paceline.training.losses import find_loss
 from paceline.training.module import DraftModule
 from paceline.training.on_policy import OnPolicy, Places, check, self_drafts
 from paceline.training.recipe import DrafterRecipe
 from paceline.training.run import TrainingRun
+from paceline.training.vocabulary import DraftVocabulary
 
 DRAFTING = [name for name, make in NETWORKS.items() if not make().blank]
 CONFIG = tiny_config(vocab_size=64)

@@ -22,11 +22,12 @@ from paceline.networks.catalogue import build
 from paceline.networks.torch_ops import TorchOps
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource, TokenSource
-from paceline.training.data import Text, keep_frequent
+from paceline.training.data import Text
 from paceline.training.drafter import DrafterTask
 from paceline.training.module import share_target_weights
 from paceline.training.recipe import DrafterRecipe
 from paceline.training.run import TrainingRun
+from paceline.training.vocabulary import keep_frequent
 
 CONFIG = tiny_config(vocab_size=64, layers=3)
 TENSORS = named_tensors(CONFIG)

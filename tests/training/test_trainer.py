@@ -19,10 +19,11 @@ from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource, order
-from paceline.training.data import Text, count_tokens, keep_frequent
+from paceline.training.data import Text
 from paceline.training.drafter import DrafterTask
 from paceline.training.recipe import DrafterRecipe
 from paceline.training.run import TrainingRun
+from paceline.training.vocabulary import count_tokens, keep_frequent
 
 CONFIG = tiny_config(vocab_size=64)
 TENSORS = named_tensors(CONFIG)

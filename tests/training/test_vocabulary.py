@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidOption
-from paceline.training.data import count_tokens, keep_frequent
+from paceline.training.vocabulary import count_tokens, keep_frequent
 
 SIZE = 12
 

@@ -52,8 +52,7 @@ def vocabulary(
     from paceline.models.source import resolve
     from paceline.networks.weights import load_network, save_network, shipped_file
     from paceline.training.card import Teacher
-    from paceline.training.data import count_tokens, keep_frequent
-    from paceline.training.vocabulary import best_size, sizes, trimmed
+    from paceline.training.vocabulary import best_size, count_tokens, keep_frequent, sizes, trimmed
 
     source = resolve(model)
     config = source.config

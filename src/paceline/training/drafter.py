@@ -18,7 +18,7 @@ from paceline.networks.weights import Trained, save_network
 from paceline.training import checkpoint
 from paceline.training.batches import Batch, FeatureSource, hold_out, order
 from paceline.training.card import Judged, TaughtTask
-from paceline.training.data import DraftVocabulary, Text
+from paceline.training.data import Text
 from paceline.training.losses import find_loss
 from paceline.training.module import DraftModule, Drafts, Reveal
 from paceline.training.objective import Hits, argmax_tokens, forward, hits
@@ -26,6 +26,7 @@ from paceline.training.on_policy import OnPolicy, check
 from paceline.training.optimisers import Rated, optimisers
 from paceline.training.recipe import DrafterRecipe
 from paceline.training.run import Passes
+from paceline.training.vocabulary import DraftVocabulary
 
 
 def is_on_policy(step: int, share: float, seed: int) -> bool:

@@ -20,12 +20,13 @@ from paceline.models.source import ModelSource
 from paceline.networks.head_preview import REFINED, HeadPreview
 from paceline.networks.weights import Trained
 from paceline.training.batches import Batch, FeatureSource
-from paceline.training.data import DraftVocabulary, Text
+from paceline.training.data import Text
 from paceline.training.module import restore_module
 from paceline.training.objective import Hits, argmax_tokens, hits, wanted
 from paceline.training.optimisers import Rated
 from paceline.training.recipe import Recipe
 from paceline.training.run import TrainingTask
+from paceline.training.vocabulary import DraftVocabulary
 
 # Least second moment of any direction, relative to the greatest: unseen directions still count.
 _FLOOR = 1e-6

@@ -17,11 +17,11 @@ from paceline.drafters.network.online import Example
 from paceline.models.source import ModelSource
 from paceline.networks.weights import Trained
 from paceline.training.batches import Batch, padded
-from paceline.training.data import DraftVocabulary
 from paceline.training.losses import find_loss
 from paceline.training.module import restore_module
 from paceline.training.objective import forward
 from paceline.training.optimisers import optimisers, update
+from paceline.training.vocabulary import DraftVocabulary
 
 # Token limit of an update's batch.
 _BATCH_TOKENS = 1024

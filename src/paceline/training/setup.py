@@ -19,12 +19,12 @@ from paceline.registry import loading
 from paceline.registry.options import Options
 from paceline.training.batches import FeatureSource, TokenSource, feature_source
 from paceline.training.card import Teacher
-from paceline.training.data import count_tokens, keep_frequent
 from paceline.training.drafter import DrafterTask
 from paceline.training.losses import CrossEntropy, find_loss
 from paceline.training.module import share_target_weights
 from paceline.training.on_policy import OnPolicy
 from paceline.training.recipe import DrafterRecipe
+from paceline.training.vocabulary import count_tokens, keep_frequent
 
 
 def use_threads(threads: int | None) -> None:

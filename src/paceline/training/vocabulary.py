@@ -1,14 +1,17 @@
-"""Size of a draft vocabulary, and trimming of weights that are trained already.
+"""Draft vocabulary: the target's most frequent tokens, its size, and trimming of trained weights.
+
+A drafter's LM head has rows for these alone (VocabTrim, Goel et al. 2025, arXiv:2506.22694). That
+stays lossless: other tokens come from the residual. Rows are the target's own, so a head is cut
+without training, by its ids alone.
 
 Coverage against latency after "Balancing Coverage and Draft Latency" (TPE trimming): of all sizes
 the one with the greatest utility is found by looking at all of them, which a sum makes cheap.
-VocabTrim (Goel et al. 2025, arXiv:2506.22694) cuts the LM head without training: the head's rows
-here are the target's, so the ids alone change.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +21,54 @@ from paceline.core.types import IntArray
 from paceline.errors import InvalidOption
 from paceline.networks.head_preview import HeadPreview
 from paceline.networks.weights import Trained
+
+
+@dataclass(frozen=True, slots=True)
+class DraftVocabulary:
+    """Tokens of the draft vocabulary.
+
+    Attributes:
+        ids: int64 `[k]`, ascending: draft index `i` is the target's token `ids[i]`.
+        size: of the target's vocabulary.
+        coverage: share of the counted tokens.
+    """
+
+    ids: IntArray
+    size: int
+    coverage: float
+
+    def labels(self, tokens: IntArray) -> IntArray:
+        """Return int64 draft indices of the target's `tokens`; -1 for others."""
+        places = np.full(self.size, -1, dtype=np.int64)
+        places[self.ids] = np.arange(len(self.ids))
+        found: IntArray = places[tokens]
+        return found
+
+
+def count_tokens(texts: Iterable[IntArray], size: int) -> IntArray:
+    """Count each token in int64 texts that the target wrote (without prompts); int64 `[size]`."""
+    counts = np.zeros(size, dtype=np.int64)
+    for text in texts:
+        counts += np.bincount(text, minlength=size)
+    return counts
+
+
+def keep_frequent(counts: IntArray, k: int, always: Collection[int] = ()) -> DraftVocabulary:
+    """Return the `k` most frequent tokens, ties by lowest id; `always` (end tokens) are among them.
+
+    Raises:
+        InvalidOption: `k` is below one or `len(always)`, or above the vocabulary size.
+    """
+    if not max(1, len(set(always))) <= k <= len(counts):
+        raise InvalidOption(
+            f"the draft vocabulary must have {max(1, len(set(always)))} to {len(counts)} tokens, "
+            f"not {k}"
+        )
+    rank = counts.copy()
+    rank[list(always)] = counts.max(initial=0) + 1
+    ids = np.sort(np.argsort(-rank, kind="stable")[:k])
+    total = counts.sum()
+    return DraftVocabulary(ids, len(counts), float(counts[ids].sum() / total) if total else 0.0)
 
 
 class Size(NamedTuple):
