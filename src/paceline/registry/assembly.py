@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, NoReturn, cast
 
 from paceline.core.expressions import Expression, parse
@@ -74,6 +75,7 @@ class SpeculationBuilder:
         self.draft_model = draft_model
         self._load_draft = load_draft
         self.draft_unused = draft_model is not None  # until a drafter asks for it
+        self._small: dict[int, Loaded] = {}  # draft models, by the id of their target
 
     def make(self, asked: Configuration) -> Drafting:
         """Build the drafter and controller for all requests.
@@ -172,54 +174,55 @@ class SpeculationBuilder:
         return drafter
 
     def _context(self, name: str) -> DrafterContext:
-        target, rule = self._loaded.target, self._rule
-        fingerprint = self._loaded.source.fingerprint
-        small: dict[int, Loaded] = {}
-
-        def draft_model(translated: bool = False, default: str | None = None) -> Loaded:
-            named = self.draft_model or default
-            if named is None:
-                raise InvalidOption(
-                    f"drafter '{name}' needs a draft model: name one with --draft-model"
-                )
-            self.draft_unused = False
-            found = self._load_draft(named, translated)
-            small[id(found.target)] = found
-            return found
-
-        def any_draft_model() -> tuple[Target, Translation]:
-            model = draft_model(translated=True)
-            return model.target, Translation(self._loaded.tokenizer, model.tokenizer)
-
-        def below(model: Target) -> DrafterContext:
-            source = small[id(model)].source if id(model) in small else self._loaded.source
-            return DrafterContext(
-                model.capabilities,
-                _none_below,
-                gumbel_coupled=None in rule.accepts,
-                model=source.fingerprint,
-                run_network=getattr(model, "run_network", None),
-                source=source,
-            )
-
+        target, source, rule = self._loaded.target, self._loaded.source, self._rule
+        model = partial(self._draft_model, name)
         return DrafterContext(
             target.capabilities,
-            lambda: draft_model().target,
+            lambda: model().target,
             rule.accepts,
             rule.shape,
             rule.gumbel_coupled,
-            model=fingerprint,
+            model=source.fingerprint,
             run_network=getattr(target, "run_network", None),
             # A lossy rule could accept nodes that hold an embedding instead of a token.
             add_embeddings=getattr(target, "add_embeddings", None) if rule.lossless else None,
             costs=lambda: self._loaded.costs,
-            source=self._loaded.source,
+            source=source,
             coarser=self._coarser if has_coarser(target.capabilities) else None,
-            any_draft_model=any_draft_model,
-            denoiser=lambda: draft_model(default=drafting_denoiser(fingerprint)).target,
-            below=below,
+            any_draft_model=lambda: self._translated(model(translated=True)),
+            denoiser=lambda: model(default=drafting_denoiser(source.fingerprint)).target,
+            below=self._context_below,
             layered=target if target.capabilities.blocks else None,  # type: ignore[arg-type]
             learner=registry.online_learner,
+        )
+
+    def _draft_model(
+        self, drafter: str, *, translated: bool = False, default: str | None = None
+    ) -> Loaded:
+        # The user's draft model, or else a default, for a drafter that asks for one.
+        named = self.draft_model or default
+        if named is None:
+            raise InvalidOption(
+                f"drafter '{drafter}' needs a draft model: name one with --draft-model"
+            )
+        self.draft_unused = False
+        found = self._load_draft(named, translated)
+        self._small[id(found.target)] = found
+        return found
+
+    def _translated(self, model: Loaded) -> tuple[Target, Translation]:
+        return model.target, Translation(self._loaded.tokenizer, model.tokenizer)
+
+    def _context_below(self, model: Target) -> DrafterContext:
+        # For what drafts for a draft model, or for the coarser target.
+        source = self._small.get(id(model), self._loaded).source
+        return DrafterContext(
+            model.capabilities,
+            _none_below,
+            gumbel_coupled=None in self._rule.accepts,
+            model=source.fingerprint,
+            run_network=getattr(model, "run_network", None),
+            source=source,
         )
 
     def _coarser(self) -> Target:
