@@ -24,7 +24,7 @@ from benchmarks.peers.engines import start
 
 from paceline.audit.remote import JsonlEngine
 from paceline.core import tree
-from paceline.core.target import Pass, Target
+from paceline.core.target import Rows, Target
 from paceline.core.types import LogitArray
 from paceline.errors import EngineFailed, InvalidOption, PacelineError
 from paceline.measure.machine import dumps, machine
@@ -43,7 +43,7 @@ def own_logits(target: Target, tokens: Sequence[int]) -> LogitArray:
     cache, out = target.open(), []
     for begin in range(0, len(tokens), CHUNK):
         part = tokens[begin : begin + CHUNK]
-        [output] = target.forward([Pass(cache, part[:1], tree.chain(part[1:]))])
+        [output] = target.forward([Rows.draft(cache, part[:1], tree.chain(part[1:]))])
         out.append(output.logits.copy())
         target.keep(cache, 1, range(len(part) - 1))
     target.release(cache)

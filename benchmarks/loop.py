@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.target import Output, Pass
+from paceline.core.target import Layer, Output, Rows
 from paceline.core.types import Capabilities, IntArray, SamplingParams
 from paceline.drafters.base import NoDrafter
 from paceline.drafters.suffix.history import SuffixAutomaton
@@ -74,19 +74,19 @@ class Replay:
         """A new, empty cache."""
         return PagedCache(self.memory)
 
-    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+    def forward(self, rows: Sequence[Rows], layers: Sequence[Layer] | None = None) -> list[Output]:
         """Rows as a model's last product would leave them: in the caches, and nothing else."""
         begin = perf_counter()
         self._weights += 1
         out, row = [], 0
-        for each in passes:
-            first, draft = row, each.draft
+        for each in rows:
+            first, draft = row, each.tree
             depths = [0]
             for parent in [] if draft is None else draft.parents.tolist():
                 depths.append(depths[parent + 1] + 1)
-            each.cache.reserve(len(each.pending) + len(depths) - 1)
+            each.cache.reserve(len(each))
             for depth in depths:
-                place = each.cache.length + len(each.pending) + depth
+                place = each.cache.length + each.num_new + depth
                 self._logits[row] = self._distributions[place % _LAWS]
                 self._logits[row, self._text[place % len(self._text)]] = _SURE
                 row += 1

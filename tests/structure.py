@@ -140,8 +140,8 @@ def star_tuples(tree: ast.AST) -> Iterator[ast.Starred]:
 
 
 TWICE = {
-    "Block": "rows of a target; a rule that verifies by blocks",
     "Ops": "operations of models; of drafter networks",
+    "Rows": "of a sequence in a forward; what a program records as one operation's",
     "Sampler": "of tokens; of canvases, as `--sampler` has it",
     "Threshold": "a rule for canvases; a tree expansion, both by that name",
     "TopAndOne": "a tree expansion, and the rule for its drafts, both by that name",

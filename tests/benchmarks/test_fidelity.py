@@ -15,7 +15,7 @@ from tests.runtimes import tiny_cpu
 from benchmarks import fidelity
 from paceline.audit.named import scripts
 from paceline.audit.remote import JsonlEngine
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.errors import EngineFailed, InvalidOption
 
 LOGITS = """
@@ -70,7 +70,7 @@ def test_own_logits_are_those_of_plain_steps() -> None:
     found = fidelity.own_logits(target, tokens)
     cache = target.open()
     for token, row in zip(tokens, found, strict=True):
-        [output] = target.forward([Pass(cache, [token])])
+        [output] = target.forward([Rows.draft(cache, [token])])
         assert np.array_equal(output.logits[0], row)
         target.keep(cache, 1, ())
     assert target.memory.free < target.memory.blocks

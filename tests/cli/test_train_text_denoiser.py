@@ -17,7 +17,7 @@ from tests.cli.conftest import Command, one_line
 from tests.helpers import tiny_model as tiny
 
 import paceline
-from paceline.core.target import Block, BlockTarget
+from paceline.core.target import Rows, Target
 from paceline.errors import InvalidOption, ModelError
 from paceline.models.source import resolve
 from paceline.networks.base import FUSED, Geometry
@@ -110,7 +110,7 @@ def test_its_rows_in_the_engine_are_those_of_the_training(
     out = tmp_path / "denoiser"
     assert command(*arguments(model, data, out)).code == 0
     loaded = loading.load_model(str(out), runtime="torch")
-    target: BlockTarget = loaded.target  # type: ignore[assignment]
+    target: Target = loaded.target  # type: ignore[assignment]
     own = trunk(model)
     weights = loaded.source.weights()
     with torch.no_grad():
@@ -127,8 +127,8 @@ def test_its_rows_in_the_engine_are_those_of_the_training(
     tokens = np.array([*text[:6], mask, mask])
     sees = np.tri(8, dtype=np.bool_)
     sees[6:] = True
-    block = Block(target.open(), tokens, np.arange(8), sees, wanted=np.array([5, 6, 7]))
-    [found] = target.forward_blocks([block])
+    block = Rows.block(target.open(), tokens, np.arange(8), sees, wanted=np.array([5, 6, 7]))
+    [found] = target.forward([block])
     np.testing.assert_allclose(found.logits, trained, atol=2e-4)
     assert abs(causal[0] - trained[1]).max() > 1e-3  # a group that does not see itself differs
 

@@ -15,8 +15,9 @@ from tests.helpers.canvases import (
     start,
     view_of,
 )
+from tests.helpers.target_contract import all_rows
 
-from paceline.core.target import Block
+from paceline.core.target import Rows
 from paceline.core.types import Denoising, SamplingParams
 from paceline.denoising.caches import CachePlan
 from paceline.denoising.canvas import visible
@@ -249,7 +250,7 @@ def test_kept_keys_are_those_of_a_causal_prefill_of_the_text(ordered, sampler):
     ordered.prefill(stale, [*tokens[: length - 1], 200])
     rows = []
     for cache in (sequence.cache, fresh, stale):
-        [out] = ordered.forward_blocks([Block.chain(cache, [77, 78])])
+        [out] = ordered.forward([all_rows(cache, [77, 78])])
         rows.append(out.logits.copy())
         ordered.release(cache)
     assert np.abs(rows[0] - rows[1]).max() < 1e-4
@@ -266,16 +267,14 @@ def test_reordered_rows_are_the_text_under_an_explicit_mask(ordered):
     ask = process.ask()
     assert list(ask.places) != sorted(ask.places)
     order = np.argsort(ask.places)
-    inside = Block(sequence.cache, ask.tokens, ask.places, ask.sees)
-    explicit = Block(
+    inside = Rows.block(sequence.cache, ask.tokens, ask.places, ask.sees)
+    explicit = Rows.block(
         sequence.cache, ask.tokens[order], ask.places[order], ask.sees[order][:, order]
     )
-    causal = Block(
+    causal = Rows.block(
         sequence.cache, ask.tokens[order], ask.places[order], np.tri(len(order), dtype=np.bool_)
     )
-    a, b, c = (
-        ordered.forward_blocks([each])[0].logits.copy() for each in (inside, explicit, causal)
-    )
+    a, b, c = (ordered.forward([each])[0].logits.copy() for each in (inside, explicit, causal))
     ordered.release(sequence.cache)
     assert np.abs(a[order] - b).max() < 1e-4
     assert np.abs(a[order] - c).max() > 1e-2

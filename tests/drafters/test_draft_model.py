@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.decoding_loop import decode
 
-from paceline.core.target import Output, Pass, Target
+from paceline.core.target import Output, Rows, Target
 from paceline.core.tree import path_to
 from paceline.core.types import ROOT, Budget, IntArray, LogitArray, SamplingParams, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
@@ -65,14 +65,14 @@ class Watched(TabularTarget):
     def __init__(self, model: TabularModel, max_context: int = 4096) -> None:
         super().__init__(model.logits, model.vocabulary, max_context)
         self.caches: list[TabularCache] = []
-        self.fed: list[tuple[Pass, list[int]]] = []
+        self.fed: list[tuple[Rows, list[int]]] = []
         self.batches: list[int] = []
 
     def open(self) -> TabularCache:
         self.caches.append(super().open())
         return self.caches[-1]
 
-    def forward(self, passes: List[Pass]) -> list[Output]:
+    def forward(self, passes: List[Rows]) -> list[Output]:
         self.batches.append(len(passes))
         self.fed += [(each, list(each.cache.tokens)) for each in passes]
         return super().forward(passes)
@@ -180,7 +180,7 @@ class Trimming(TabularTarget):
     def trim_head(self, ids: IntArray) -> None:
         self.ids = ids
 
-    def forward(self, passes: List[Pass]) -> list[Output]:
+    def forward(self, passes: List[Rows]) -> list[Output]:
         outputs = super().forward(passes)
         return [each._replace(logits=each.logits[:, self.ids]) for each in outputs]
 
@@ -335,11 +335,11 @@ class Checked(DraftModel):
         paths = {tuple(draft.tokens[list(path_to(draft, n))].tolist()) for n in range(len(draft))}
         for each, before in self.watched.fed:
             if each.cache is cache:
-                known = [*before, *each.pending]
+                known = [*before, *each.tokens[: each.num_new]]
                 assert known[: len(sequence.tokens)] == sequence.tokens
                 trunk = tuple(known[len(sequence.tokens) :])
                 assert not trunk or trunk in paths
-                fed = each.draft
+                fed = each.tree
                 for node in range(len(fed) if fed is not None else 0):
                     below = fed.tokens[list(path_to(fed, node))].tolist()
                     assert (*trunk, *below) in paths
@@ -402,8 +402,8 @@ def test_a_chain_costs_one_row_per_token(
     params = SamplingParams(temperature=1.0, max_new_tokens=20, seed=seed)
     drafter = DraftModel(small, VOCABULARY, rule[1])
     decode(decoder_of(drafter, rule[0], depth), [[1, 2], [3]], params)
-    assert all(each.draft is None for each, _ in small.fed)
-    assert {len(each.pending) for each, _ in small.fed} <= {1, 2}
+    assert all(each.tree is None for each, _ in small.fed)
+    assert {each.num_new for each, _ in small.fed} <= {1, 2}
 
 
 def test_the_trunk_of_a_tree_is_fed_once() -> None:
@@ -414,8 +414,8 @@ def test_the_trunk_of_a_tree_is_fed_once() -> None:
     drafter.open(sequence)
     [draft] = drafter.propose([sequence], [Budget(20, 5)])
     assert draft.parents.tolist()[:6] == [ROOT, 0, 1, 1, 2, 2]
-    assert [len(each.pending) for each, _ in small.fed] == [1, 1, 1, 1, 1]
-    assert [0 if p.draft is None else len(p.draft) for p, _ in small.fed] == [0, 0, 0, 2, 6]
+    assert [each.num_new for each, _ in small.fed] == [1, 1, 1, 1, 1]
+    assert [0 if p.tree is None else len(p.tree) for p, _ in small.fed] == [0, 0, 0, 2, 6]
     assert small.caches[0].tokens == [1, 2, 3, int(draft.tokens[0])]  # the trunk's end is a root
 
 
@@ -440,7 +440,7 @@ def test_the_draft_model_lags_after_full_acceptance() -> None:
     small = Watched(BIG)
     drafter = DraftModel(small, VOCABULARY, SharedNoise([1]))
     decode(decoder_of(drafter, Greedy(), depth=2), [[0]], SamplingParams(max_new_tokens=9))
-    assert [len(each.pending) for each, _ in small.fed] == [1, 1, 2, 1, 2, 1]
+    assert [each.num_new for each, _ in small.fed] == [1, 1, 2, 1, 2, 1]
 
 
 def test_one_forward_per_level_for_the_whole_batch() -> None:
@@ -463,10 +463,10 @@ def test_a_head_of_another_size_drafts_what_both_have(rows: int, temperature: fl
     class Padded(Watched):
         """The target's own table; what that lacks would be the likeliest."""
 
-        def forward(self, passes: List[Pass]) -> list[Output]:
+        def forward(self, passes: List[Rows]) -> list[Output]:
             for each in passes:
-                drafted.extend(() if each.draft is None else each.draft.tokens)
-                assert max(each.pending) < rows
+                drafted.extend(() if each.tree is None else each.tree.tokens)
+                assert max(each.tokens) < rows
             out = super().forward(passes)
             for each in out:
                 each.logits[:, VOCABULARY:] = 99.0
@@ -498,7 +498,7 @@ def test_a_shorter_context_limits_the_depth(context: int, prompt: list[int], wid
     drafter = DraftModel(small, VOCABULARY, SharedNoise([width]))
     [sequence] = decode(decoder_of(drafter, Coupled(), nodes=4 * width), [prompt], SAMPLED)
     assert [sequence.generated] == plain([prompt], SAMPLED, Coupled())
-    assert all(len(before) + len(each.pending) <= context for each, before in small.fed)
+    assert all(len(before) + each.num_new <= context for each, before in small.fed)
 
 
 def test_a_failed_step_can_be_repeated() -> None:
@@ -507,7 +507,7 @@ def test_a_failed_step_can_be_repeated() -> None:
     class Failing(TabularTarget):
         failures = 0
 
-        def forward(self, passes: List[Pass]) -> list[Output]:
+        def forward(self, passes: List[Rows]) -> list[Output]:
             self.failures += 1
             if self.failures % 2:
                 raise OutOfMemory("no room: try again")

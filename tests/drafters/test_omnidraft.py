@@ -12,7 +12,7 @@ from tests.drafters.test_string_level import PAIRS, Pair
 from tests.helpers.decoding_loop import decode
 from tests.helpers.vocabularies import letters
 
-from paceline.core.target import Output, Pass
+from paceline.core.target import Output, Rows
 from paceline.core.types import Capabilities, SamplingParams
 from paceline.drafters.omnidraft import Correction, NgramCache, OmniDraft
 from paceline.errors import InvalidOption
@@ -31,10 +31,12 @@ class Hidden(TabularTarget):
     def capabilities(self) -> Capabilities:
         return replace(super().capabilities, hidden_states=True, hidden_size=8)
 
-    def forward(self, passes: List[Pass]) -> list[Output]:
-        outputs = super().forward([each._replace(hidden=False) for each in passes])
+    def forward(self, passes: List[Rows]) -> list[Output]:
+        outputs = super().forward([replace(each, hidden=False) for each in passes])
         return [
-            out._replace(hidden=np.eye(8, dtype=np.float32)[[each.pending[-1]] * len(out.logits)])
+            out._replace(
+                hidden=np.eye(8, dtype=np.float32)[[each.tokens[each.root]] * len(out.logits)]
+            )
             for out, each in zip(outputs, passes, strict=True)
         ]
 

@@ -246,7 +246,7 @@ def test_only_what_differs_is_read_again() -> None:
 
     watched = Small()
     written(script, StringLevel(watched, Translation(target, draft)), 4, 4)
-    rows = sum(len(each.pending) for each, _ in watched.fed)
+    rows = sum(each.num_new for each, _ in watched.fed)
     assert rows <= 1.3 * len(draft.encode("the quick brown fox jumps over the lazy dog " * 3))
 
 

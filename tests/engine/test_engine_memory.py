@@ -232,7 +232,7 @@ def test_a_common_beginning_is_read_once() -> None:
     def read(prompt: list[int]) -> int:
         target.passes.clear()
         engine.generate(prompt, LONG, max_new_tokens=1)
-        return sum(len(each.pending) for each in target.passes[0])
+        return sum(each.num_new for each in target.passes[0])
 
     assert read([*system, 30, 31]) == 1
     assert read([*system[1:], 30, 31]) == len(system)
@@ -240,7 +240,7 @@ def test_a_common_beginning_is_read_once() -> None:
     unshared.generate([*system, 20, 21], LONG)
     other.passes.clear()
     unshared.generate([*system, 20, 21], LONG, max_new_tokens=1)
-    assert sum(len(each.pending) for each in other.passes[0]) == len(system) + 1
+    assert sum(each.num_new for each in other.passes[0]) == len(system) + 1
 
 
 def test_prompts_that_come_together_share_what_the_first_of_them_reads() -> None:
@@ -248,7 +248,7 @@ def test_prompts_that_come_together_share_what_the_first_of_them_reads() -> None
     system = list(range(10, 10 + 3 * BLOCK))
     prompts = [[*system, 20 + i, 21] for i in range(8)]
     done = engine_all(engine, prompts)
-    read = sum(len(p.pending) for passes in target.passes[:2] for p in passes)
+    read = sum(p.num_new for passes in target.passes[:2] for p in passes)
     assert read < len(system) + 8 * 3 + 8
     assert [key(c) for c in done] == [key(alone(prompt, LONG)) for prompt in prompts]
     assert target.memory.free == target.memory.blocks
@@ -257,10 +257,10 @@ def test_prompts_that_come_together_share_what_the_first_of_them_reads() -> None
 def test_prompts_that_differ_early_are_read_together() -> None:
     engine, target = make()
     engine_all(engine, [[i] * 70 for i in range(10, 14)])
-    assert [len(p.pending) for p in target.passes[0]] == [69, 59]  # 128 in the first forward
+    assert [p.num_new for p in target.passes[0]] == [69, 59]  # 128 in the first forward
     target.passes.clear()  # and then as many as there is time for
     engine_all(engine, [[i] * 70 for i in range(20, 24)])
-    assert [len(p.pending) for p in target.passes[0]] == [69] * 4
+    assert [p.num_new for p in target.passes[0]] == [69] * 4
 
 
 def engine_all(engine: Engine, prompts: list[list[int]]) -> list[Completion]:
@@ -276,7 +276,7 @@ def test_a_dialogue_goes_on_with_what_was_generated() -> None:
     longer = [*PROMPTS[0], *first.token_ids, 60, 61]
     target.passes.clear()
     again = engine.generate(longer, LONG, max_new_tokens=9)
-    assert len(target.passes[0][0].pending) < BLOCK + 3
+    assert target.passes[0][0].num_new < BLOCK + 3
     assert key(again) == key(alone(longer, replace(LONG, max_new_tokens=9)))
 
 
@@ -293,7 +293,7 @@ def test_long_prompts_are_read_in_chunks_beside_steps() -> None:
         steps += len(target.passes) - before
         assert running in done or any(event.request == running for event in events)
         done |= {e.request: e.completion for e in events if e.completion}
-    chunks = [len(p.pending) for passes in target.passes for p in passes if len(p.pending) > 1]
+    chunks = [p.num_new for passes in target.passes for p in passes if p.num_new > 1]
     assert chunks[0] == 23  # 24 rows, one of which is the running request's
     assert sum(chunks) == 129
     assert steps == len(target.passes)
@@ -359,7 +359,7 @@ def test_features_before_a_gap_are_dropped() -> None:
     for each in (first, second):
         reader.open(each, needs)
     chunk = Chunk(second, 16)
-    reader.take(chunk, *target.forward(reader.passes([chunk], needs)), seconds=0.0)
+    reader.take(chunk, *target.forward(reader.rows([chunk], needs)), seconds=0.0)
     reader.read_all(first, needs)
     reader.share(second, needs)
     assert second.cache.length > 16
@@ -425,7 +425,7 @@ def test_drafts_shrink_before_anybody_is_preempted_for_them() -> None:
     completion = engine.generate(PROMPTS[0], LONG)
     assert key(completion) == key(alone(PROMPTS[0], LONG, context=128))
     assert engine.scheduler.preemptions == 0
-    sizes = [len(p.draft) for passes in target.passes for p in passes if p.draft is not None]
+    sizes = [len(p.tree) for passes in target.passes for p in passes if p.tree is not None]
     assert max(sizes) == 24
     assert any(0 < size < 24 for size in sizes[-12:])
 
@@ -461,6 +461,6 @@ def test_the_cost_model_drafts_less_beside_a_prompt_and_learns_nothing_from_it()
     engine.step()
     [passes] = target.passes
     assert len(passes) == 2
-    assert not len(passes[0].draft or ())
+    assert not len(passes[0].tree or ())
     assert costs.seconds == known
     finish(engine)

@@ -283,7 +283,7 @@ def test_a_forward_that_fails_with_one_request_ends_that_one(
         forward = engine.decoder.target.forward
 
         def checked(passes: Any, forward: Any = forward) -> Any:
-            if any(POISON in each.pending for each in passes):
+            if any(POISON in each.tokens[: each.num_new] for each in passes):
                 raise ValueError("poison")
             return forward(passes)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.target import Output, Pass
+from paceline.core.target import Output, Rows
 from paceline.core.types import Budget, SamplingParams, TokenLogprob, TokenTree
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
@@ -286,7 +286,7 @@ def test_the_most_probable_tokens_are_asked_for_where_they_are_what_wins(
     asks = []
 
     class Watched(TabularTarget):
-        def forward(self, passes: Seq[Pass]) -> list[Output]:
+        def forward(self, passes: Seq[Rows]) -> list[Output]:
             asks.extend(each.argmax for each in passes)
             return super().forward(passes)
 

@@ -10,7 +10,7 @@ from tests.helpers.paged_table import PagedTable
 from tests.helpers.table_engines import Target
 
 from paceline.core import tree as trees
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.core.types import Budget, SamplingParams, TokenTree
 from paceline.engine.memory import (
     capacity,
@@ -51,7 +51,7 @@ def test_no_draft_within_a_budget_takes_more_than_foreseen(length: int, draft: T
     depth = int(trees.depths(draft).max(initial=0))
     foreseen = with_draft(sequence.cache, Budget(len(draft), depth))
     before = target.memory.free
-    target.forward([Pass(sequence.cache, [1], draft)])
+    target.forward([Rows.draft(sequence.cache, [1], draft)])
     assert before - target.memory.free <= foreseen
 
 

@@ -97,7 +97,7 @@ def test_samples_read_and_score_a_prompt_once() -> None:
         done = finish(engine)
         assert {done[id].prompt_logprobs for id in ids} == {EXPECTED}
         rows = sum(
-            len(p.draft) + 1 for passes in target.passes for p in passes if p.draft and len(p.draft)
+            len(p.tree) + 1 for passes in target.passes for p in passes if p.tree and len(p.tree)
         )
         assert rows == len(PROMPT) - 1
         other = replace(PARAMS, prompt_logprobs=0)  # other numbers: read again

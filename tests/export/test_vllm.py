@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.target_contract import all_rows
 
 pytest.importorskip("torch")
 
@@ -20,7 +21,7 @@ from tests.helpers import tiny_model as tiny
 from torch import Tensor
 
 from paceline.core import tree as trees
-from paceline.core.target import Block, Pass, RuntimeOptions
+from paceline.core.target import Rows, RuntimeOptions
 from paceline.core.types import IntArray
 from paceline.errors import InvalidOption
 from paceline.export.layout import Layout, write_layout
@@ -145,7 +146,7 @@ def test_a_trained_draft_model_is_a_llama(
     chain = trees.chain(tokens[0, 2:].tolist())
     cache = model.open()
     model.prefill(cache, tokens[0, :1].tolist())
-    [output] = model.forward([Pass(cache, tokens[0, 1:2].tolist(), chain)])
+    [output] = model.forward([Rows.draft(cache, tokens[0, 1:2].tolist(), chain)])
     theirs = torch.from_numpy(output.logits)
     torch.testing.assert_close(theirs[:, ids], expected, rtol=1e-3, atol=1e-3)
     assert (theirs[:, np.delete(np.arange(320), ids)] == 0).all()
@@ -153,8 +154,8 @@ def test_a_trained_draft_model_is_a_llama(
         exits = module.draft(features, tokens).exits
     for layers, logits in enumerate(exits, 1):
         empty = model.open()
-        block = Block.chain(empty, tokens[0].tolist())
-        [cut] = model.forward_blocks([block], tuple(range(layers)))
+        block = all_rows(empty, tokens[0].tolist())
+        [cut] = model.forward([block], tuple(range(layers)))
         shallow, wanted = torch.from_numpy(cut.logits)[1:, ids], logits[0][0, : TIME - 1].float()
         torch.testing.assert_close(shallow, wanted, rtol=1e-3, atol=1e-3)
     assert len(exits) == (name == "s2d")

@@ -11,7 +11,7 @@ from collections.abc import Sequence as List
 import numpy as np
 
 from paceline.core import tree as trees
-from paceline.core.target import Output, Pass
+from paceline.core.target import Output, Rows
 from paceline.core.types import Capabilities, LogitArray
 from paceline.proof.tabular import LogitsOf
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
@@ -40,7 +40,7 @@ class PagedTable:
             hidden_states=True,
             bit_exact=True,
         )
-        self.passes: list[List[Pass]] = []
+        self.passes: list[List[Rows]] = []
         """Of every forward."""
         self._logits = logits
 
@@ -54,18 +54,18 @@ class PagedTable:
         self, cache: PagedCache, tokens: List[int], features: bool = False
     ) -> LogitArray | None:
         if tokens:
-            self.forward([Pass(cache, tokens)])
+            self.forward([Rows.draft(cache, tokens)])
             self.keep(cache, len(tokens), ())
         return _features(tokens) if features else None
 
-    def forward(self, passes: List[Pass]) -> list[Output]:
+    def forward(self, passes: List[Rows]) -> list[Output]:
         self.passes.append(passes)
         for each in passes:  # all write before any reads
             self._write(each)
         return [self._look_up(each) for each in passes]
 
-    def keep(self, cache: PagedCache, pending: int, path: List[int]) -> None:
-        start = cache.length + pending
+    def keep(self, cache: PagedCache, num_new: int, path: List[int]) -> None:
+        start = cache.length + num_new
         cache.move([cache.places[node] for node in path], start)
         cache.discard()
         cache.length = start + len(path)
@@ -79,24 +79,24 @@ class PagedTable:
     def release(self, cache: PagedCache) -> None:
         cache.release()
 
-    def _write(self, each: Pass) -> None:
-        cache, draft = each.cache, each.draft or trees.EMPTY
+    def _write(self, each: Rows) -> None:
+        cache, draft = each.cache, each.tree or trees.EMPTY
         cache.discard()
-        cache.reserve(len(each.pending) + len(draft))
-        begin = cache.length + len(each.pending)
+        cache.reserve(each.num_new + len(draft))
+        begin = cache.length + each.num_new
         cache.places = list(range(begin, begin + len(draft)))
-        for position, token in enumerate([*each.pending, *draft.tokens.tolist()], cache.length):
+        for position, token in enumerate(each.tokens, cache.length):
             for numbers in self.memory.token(cache.blocks[position // BLOCK], position % BLOCK):
                 numbers[:] = token
 
-    def _look_up(self, each: Pass) -> Output:
-        cache, draft = each.cache, each.draft or trees.EMPTY
-        end = cache.length + len(each.pending)
+    def _look_up(self, each: Rows) -> Output:
+        cache, draft = each.cache, each.tree or trees.EMPTY
+        end = cache.length + each.num_new
         rows = [self._after(cache, range(end))]
         for node in range(len(draft)):
             path = [cache.places[above] for above in trees.path_to(draft, node)]
             rows.append(self._after(cache, [*range(end), *path]))
-        tokens = [*each.pending, *draft.tokens.tolist()]
+        tokens = each.tokens
         features = _features(tokens) if each.features else None
         return Output(np.stack(rows), None, features)
 

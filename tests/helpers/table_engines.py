@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tests.helpers.tiny_model import CHAT_TEMPLATE, tiny_tokenizer
 
-from paceline.core.target import Output, Pass
+from paceline.core.target import Output, Rows
 from paceline.core.types import LogitArray, SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.draft_model import DraftModel
@@ -54,7 +54,7 @@ class Target(TabularTarget):
         self.live.append(super().fork(cache))
         return self.live[-1]
 
-    def forward(self, passes: List[Pass]) -> list[Output]:
+    def forward(self, passes: List[Rows]) -> list[Output]:
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.helpers.tiny_model import tiny_tokenizer
 
-from paceline.core.target import Output, Pass
+from paceline.core.target import Output, Rows
 from paceline.core.types import LogitArray
 from paceline.measure.doctor import fidelity, noise_floor
 from paceline.models.text import Tokenizer
@@ -27,10 +27,10 @@ def target(table: TabularModel, max_context: int = 400) -> Any:
 class Sloppy(TabularTarget):
     """Logits of branches are off, as in a packed tree whose keys have gaps."""
 
-    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+    def forward(self, passes: Sequence[Rows]) -> list[Output]:
         outputs = super().forward(passes)
         for each, output in zip(passes, outputs, strict=True):
-            parents = [] if each.draft is None else each.draft.parents.tolist()
+            parents = [] if each.tree is None else each.tree.parents.tolist()
             for node, parent in enumerate(parents):
                 if parent != node - 1:
                     output.logits[node + 1, 7] += 0.25

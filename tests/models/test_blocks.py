@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.target_contract import all_rows
 from tests.models.test_families import original
 
 torch = pytest.importorskip("torch")
 
 from paceline.core import tree as trees  # noqa: E402
-from paceline.core.target import Block, Pass  # noqa: E402
+from paceline.core.target import NO_LOGITS, Rows  # noqa: E402
 from paceline.errors import InvalidOption  # noqa: E402
 from paceline.models.source import DirectorySource  # noqa: E402
 from paceline.runtimes.cpu.target import CpuTarget  # noqa: E402
@@ -49,23 +50,23 @@ def opened(made: Any) -> Any:
     return cache
 
 
-def block_of(kind: str, cache: Any, source: Any) -> Block:
+def block_of(kind: str, cache: Any, source: Any) -> Rows:
     """Rows that no chain or tree has."""
     rng = np.random.default_rng(5)
     tokens, past = rng.integers(96, size=ROWS), len(PROMPT)
     places = past + np.arange(ROWS)
     both_ways = np.ones((ROWS, ROWS), dtype=bool)
     if kind == "both-ways":
-        return Block(cache, tokens, places, both_ways)
+        return Rows.block(cache, tokens, places, both_ways)
     if kind == "another-order":
         order = rng.permutation(ROWS)
-        return Block(cache, tokens, places[order], order[:, None] >= order[None])
+        return Rows.block(cache, tokens, places[order], order[:, None] >= order[None])
     if kind == "repeated-positions":
-        return Block(cache, tokens, past + np.arange(ROWS) // 2, np.tri(ROWS, dtype=bool))
+        return Rows.block(cache, tokens, past + np.arange(ROWS) // 2, np.tri(ROWS, dtype=bool))
     if kind == "less-of-the-cache":
-        return Block(cache, tokens, places, both_ways, cached=np.array([9, 4, 0, 1, 8, 9]))
+        return Rows.block(cache, tokens, places, both_ways, cached=np.array([9, 4, 0, 1, 8, 9]))
     inputs = rng.standard_normal((ROWS, source.config.hidden_size)).astype(np.float32)
-    return Block(cache, tokens, places, both_ways, inputs=inputs)
+    return Rows.block(cache, tokens, places, both_ways, inputs=inputs)
 
 
 KINDS = ("both-ways", "another-order", "repeated-positions", "less-of-the-cache", "embeddings")
@@ -85,23 +86,24 @@ def close(found: Any, expected: Any) -> bool:
 def test_rows_of_a_block_are_those_of_the_reference(source: Any, runtime: str, kind: str) -> None:
     made, reference = target(runtime, source), target("reference", source)
     cache, plain = opened(made), opened(reference)
-    [expected] = reference.forward_blocks([block_of(kind, plain, source)])
-    [found] = made.forward_blocks([block_of(kind, cache, source)])
+    every = range(source.config.layers)
+    [expected] = reference.forward([block_of(kind, plain, source)], every)
+    [found] = made.forward([block_of(kind, cache, source)], every)
     assert same(runtime, found.logits, expected.logits)
     assert same(runtime, found.state, expected.state)
     # Negative control: rows that see another thing.
     other = block_of(kind, cache, source)
     sees = other.sees.copy()
     sees[-1, :-1] = ~sees[-1, :-1]
-    [wrong] = made.forward_blocks([replace(other, sees=sees)])
+    [wrong] = made.forward([replace(other, sees=sees)])
     assert not close(wrong.logits[-1], expected.logits[-1])
     # Any rows stay, and what follows sees them.
-    made.forward_blocks([block_of(kind, cache, source)])
+    made.forward([block_of(kind, cache, source)])
     made.keep(cache, 0, [4, 1])
     reference.keep(plain, 0, [4, 1])
     assert cache.length == plain.length == len(PROMPT) + 2
-    [expected] = reference.forward_blocks([Block.chain(plain, [7])])
-    [after] = made.forward([Pass(cache, [7])])
+    [expected] = reference.forward([all_rows(plain, [7])])
+    [after] = made.forward([Rows.draft(cache, [7])])
     assert same(runtime, after.logits, expected.logits)
 
 
@@ -110,9 +112,9 @@ def test_a_block_in_company_is_the_block_alone(source: Any, runtime: str) -> Non
     made = target(runtime, source)
     caches = [opened(made) for _ in KINDS[:4]]
     blocks = [block_of(kind, each, source) for kind, each in zip(KINDS, caches, strict=False)]
-    together = [each.logits.copy() for each in made.forward_blocks(blocks)]
+    together = [each.logits.copy() for each in made.forward(blocks)]
     for block, found in zip(blocks, together, strict=True):
-        [alone] = made.forward_blocks([block])
+        [alone] = made.forward([block])
         assert np.array_equal(alone.logits, found) or (
             runtime == "torch" and close(found, alone.logits)
         )
@@ -125,9 +127,9 @@ def test_some_layers_are_the_model_built_with_those(
 ) -> None:
     """Its own windows and layers without positions included; a chain, and a forward of the copy."""
     made, config = target(runtime, source), source.config
-    found = made.forward_blocks([Block.chain(made.open(), PROMPT)], layers)[0].logits
+    found = made.forward([all_rows(made.open(), PROMPT)], layers)[0].logits
     plain = target("reference", source)
-    [expected] = plain.forward_blocks([Block.chain(plain.open(), PROMPT)], layers)
+    [expected] = plain.forward([all_rows(plain.open(), PROMPT)], layers)
     assert same(runtime, found, expected.logits)
     if layers not in ((0, 1), (0, 2, 3)):
         return
@@ -136,31 +138,31 @@ def test_some_layers_are_the_model_built_with_those(
     less = replace(config, layers=len(layers), windows=windows, no_positions=bare)
     other = target(runtime, source, less, Renumbered(source.weights(), layers))
     cache = other.open()
-    [built] = other.forward_blocks([Block.chain(cache, PROMPT)])
+    [built] = other.forward([all_rows(cache, PROMPT)])
     assert np.array_equal(built.logits, found) or (
         runtime == "torch" and close(found, built.logits)
     )
-    [last] = other.forward([Pass(cache, PROMPT)])
+    [last] = other.forward([Rows.draft(cache, PROMPT)])
     assert close(last.logits[0], found[-1])
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_halves_of_a_layer_are_the_layer(source: Any, runtime: str) -> None:
     made, rows = target(runtime, source), range(source.config.layers)
-    block = Block.chain(opened(made), [7, 8, 9])
+    block = all_rows(opened(made), [7, 8, 9])
     both = [(index, half) for index in rows for half in ("attention", "feed-forward")]
-    [whole] = made.forward_blocks([block])
+    [whole] = made.forward([block])
     expected = whole.logits.copy()
-    [found] = made.forward_blocks([block], both)
+    [found] = made.forward([block], both)
     assert same(runtime, found.logits, expected)
     # One half less, as on the reference, and not the whole.
     less = [each for each in both if each != (1, "feed-forward")]
     plain = target("reference", source)
-    [other] = plain.forward_blocks([Block.chain(opened(plain), [7, 8, 9])], less)
-    [found] = made.forward_blocks([block], less)
+    [other] = plain.forward([all_rows(opened(plain), [7, 8, 9])], less)
+    [found] = made.forward([block], less)
     assert same(runtime, found.logits, other.logits)
     assert not close(found.logits, expected)
-    [bare] = made.forward_blocks([block], less, logits=False)
+    [bare] = made.forward([replace(block, wanted=NO_LOGITS)], less)
     assert bare.logits.shape == (0, source.config.vocab_size)
     assert bare.state.shape == (3, source.config.hidden_size)
 
@@ -194,18 +196,18 @@ def test_layers_go_on_from_a_state_on_the_same_cache(source: Any, runtime: str) 
     made = target(runtime, source)
     cache, whole = opened(made), opened(made)
     half, rest = range(2), range(2, source.config.layers)
-    rows = Block.chain(cache, [7, 8, 9])
-    [early] = made.forward_blocks([rows], half)
+    rows = all_rows(cache, [7, 8, 9])
+    [early] = made.forward([rows], half)
     state = early.state.copy()
-    [late] = made.forward_blocks([replace(rows, inputs=state)], rest)
-    expected = made.forward_blocks([Block.chain(whole, [7, 8, 9])])[0].logits.copy()
-    [late] = made.forward_blocks([replace(rows, inputs=state)], rest)
+    [late] = made.forward([replace(rows, inputs=state)], rest)
+    expected = made.forward([all_rows(whole, [7, 8, 9])])[0].logits.copy()
+    [late] = made.forward([replace(rows, inputs=state)], rest)
     assert np.array_equal(late.logits, expected)
     assert not close(early.logits, expected)
-    made.keep(cache, 0, [0, 1, 2])
-    made.forward_blocks([Block.chain(whole, [7, 8, 9])])
-    made.keep(whole, 0, [0, 1, 2])
-    a, b = (made.forward([Pass(each, [5])])[0].logits.copy() for each in (cache, whole))
+    made.keep(cache, 3, ())
+    made.forward([all_rows(whole, [7, 8, 9])])
+    made.keep(whole, 3, ())
+    a, b = (made.forward([Rows.draft(each, [5])])[0].logits.copy() for each in (cache, whole))
     assert np.array_equal(a, b)
 
 
@@ -217,28 +219,28 @@ def test_rows_taken_back_leave_the_keys_of_their_layers(source: Any, runtime: st
     half, rest = range(2), range(2, source.config.layers)
     states = []
     for token in (7, 8, 9):
-        [early] = made.forward_blocks([Block.chain(cache, [token])], half, logits=False)
+        [early] = made.forward([Rows.draft(cache, [token], wanted=NO_LOGITS)], half)
         states.append(early.state[0].copy())
-        made.keep(cache, 0, [0])
-    made.rewind(cache, len(PROMPT))
+        made.keep(cache, 1, ())
+    made.truncate(cache, len(PROMPT), hold=True)
     assert cache.length == len(PROMPT)
-    rows = replace(Block.chain(cache, [7, 8, 9], np.stack(states)), pending=1)
-    [late] = made.forward_blocks([rows], rest)
+    rows = Rows.draft(cache, [7], trees.chain([8, 9]), inputs=np.stack(states))
+    [late] = made.forward([rows], rest)
     made.keep(cache, 1, [0])
-    [expected] = made.forward([Pass(whole, [7], trees.chain([8, 9]))])
+    [expected] = made.forward([Rows.draft(whole, [7], trees.chain([8, 9]))])
     assert same(runtime, late.logits, expected.logits)
     made.keep(whole, 1, [0])
     assert cache.length == whole.length == len(PROMPT) + 2
-    a, b = (made.forward([Pass(each, [5])])[0].logits.copy() for each in (cache, whole))
+    a, b = (made.forward([Rows.draft(each, [5])])[0].logits.copy() for each in (cache, whole))
     assert same(runtime, a, b)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_wrong_layers_and_mixed_inputs_are_refused(source: Any, runtime: str) -> None:
     made = target(runtime, source)
-    rows = Block.chain(made.open(), PROMPT)
+    rows = all_rows(made.open(), PROMPT)
     with pytest.raises(InvalidOption, match="layer 9 is not one of"):
-        made.forward_blocks([rows], [0, 9])
+        made.forward([rows], [0, 9])
     given = np.zeros((len(PROMPT), source.config.hidden_size), np.float32)
     with pytest.raises(InvalidOption, match="some have none"):
-        made.forward_blocks([rows, replace(rows, inputs=given)])
+        made.forward([rows, replace(rows, inputs=given)])

@@ -18,7 +18,7 @@ from tests.helpers.tiny_model import save_directory, tiny_config
 from tests.models.golden_denoisers import BLOCK, CONFIGS, MASK, PAGE, PROMPT, TOKENS, weights
 from tokenizers import pre_tokenizers
 
-from paceline.core.target import Block
+from paceline.core.target import Rows
 from paceline.core.types import Denoises
 from paceline.errors import InvalidOption, ModelError
 from paceline.models.source import DirectorySource, resolve
@@ -112,8 +112,8 @@ def logits(made: Any, tokens: list[int], kind: str) -> npt.NDArray[Any]:
     if kind == "order":
         order = np.argsort(sees.sum(1))
     cache = made.open()
-    block = Block(cache, np.array(tokens)[order], order, sees[np.ix_(order, order)])
-    [output] = made.forward_blocks([block])
+    block = Rows.block(cache, np.array(tokens)[order], order, sees[np.ix_(order, order)])
+    [output] = made.forward([block])
     found = np.empty_like(output.logits)
     found[order] = output.logits
     made.release(cache)
@@ -210,12 +210,12 @@ def test_rows_of_a_batch_are_those_alone_bit_for_bit(source: DirectorySource) ->
     made = target("cpu", source)
     texts = [TOKENS, TOKENS[3:], [MASK] * 5, TOKENS[::-1]]
     blocks = [
-        Block(made.open(), np.array(text), np.arange(len(text)), mask(kind, len(text)))
+        Rows.block(made.open(), np.array(text), np.arange(len(text)), mask(kind, len(text)))
         for text, kind in zip(texts, ("full", "block", "full", "block"), strict=True)
     ]
-    together = [each.logits.copy() for each in made.forward_blocks(blocks)]
+    together = [each.logits.copy() for each in made.forward(blocks)]
     for block, expected in zip(blocks, together, strict=True):
-        assert np.array_equal(made.forward_blocks([block])[0].logits, expected)
+        assert np.array_equal(made.forward([block])[0].logits, expected)
 
 
 # --- reference implementations ----------------------------------------------------------------

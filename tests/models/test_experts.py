@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.core.tree import chain
 from paceline.core.types import ROOT, TokenTree
 from paceline.errors import ModelError
@@ -45,7 +45,7 @@ def model(family: str) -> tuple[ModelConfig, Weights]:
 
 def found(target: Any) -> Any:
     cache = target.open()
-    (output,) = target.forward([Pass(cache, TOKENS[:1], chain(TOKENS[1:]))])
+    (output,) = target.forward([Rows.draft(cache, TOKENS[:1], chain(TOKENS[1:]))])
     logits = output.logits.copy()
     target.release(cache)
     return logits
@@ -126,14 +126,14 @@ def test_drafts_and_batches_change_no_bit(family: str, precision: str) -> None:
     alone = CpuTarget(config, weights, precision, kv_tokens=256)
     cache, expected = alone.open(), []
     for token in TOKENS:
-        expected.append(alone.forward([Pass(cache, [token])])[0].logits[0].copy())
+        expected.append(alone.forward([Rows.draft(cache, [token])])[0].logits[0].copy())
         alone.keep(cache, 1, [])
     dense = replace(config, experts=replace(config.experts, every=True))
     for each in (alone, CpuTarget(dense, weights, precision, kv_tokens=256)):
         assert np.array_equal(found(each), expected)
         one, other = each.open(), each.open()
         tree = TokenTree(np.array([9, *TOKENS[1:4], 8]), np.array([ROOT, ROOT, 1, 2, 0]))
-        outputs = each.forward([Pass(other, [5, 6, 7]), Pass(one, TOKENS[:1], tree)])
+        outputs = each.forward([Rows.draft(other, [5, 6, 7]), Rows.draft(one, TOKENS[:1], tree)])
         assert np.array_equal(outputs[1].logits[[0, 2, 3, 4]], expected[:4])
 
 

@@ -14,7 +14,7 @@ from tests.helpers.table_engines import TOKENIZER
 from tests.models.test_experts import Weights
 
 from paceline.core import tree as trees
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.core.tree import EMPTY, chain
 from paceline.core.types import SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
@@ -141,7 +141,7 @@ def test_no_expert_has_a_capacity(family: str) -> None:
     """All rows of a forward to the same experts: none is dropped."""
     made = target(family)
     cache = made.open()
-    [output] = made.forward([Pass(cache, [ODD], chain([ODD] * 99))])
+    [output] = made.forward([Rows.draft(cache, [ODD], chain([ODD] * 99))])
     used = made.routes()[0]
     assert (used[:, EXPERT] != 0).all()
     assert np.array_equal(used, np.repeat(used[:1], 100, axis=0))

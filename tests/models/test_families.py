@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.core.tree import chain
 from paceline.errors import ModelError
 from paceline.models.config import ModelConfig
@@ -150,7 +150,7 @@ def logits(config: ModelConfig, weights: Weights, precision: str = "fp32") -> np
     cache, out = target.open(), []
     target.prefill(cache, TOKENS[:5])
     for token in TOKENS[5:]:
-        out.append(target.forward([Pass(cache, [token])])[0].logits[0].copy())
+        out.append(target.forward([Rows.draft(cache, [token])])[0].logits[0].copy())
         target.keep(cache, 1, [])
     return np.array(out)
 
@@ -163,7 +163,7 @@ def test_a_checkpoint_gives_the_logits_of_transformers(case: str, tmp_path: Path
     source = DirectorySource(tmp_path)
     found = logits(source.config, source.weights())
     reference = ReferenceTarget(source.config, source.weights(), "fp32")
-    [read] = reference.forward([Pass(reference.open(), TOKENS[:6], chain(TOKENS[6:]))])
+    [read] = reference.forward([Rows.draft(reference.open(), TOKENS[:6], chain(TOKENS[6:]))])
     assert np.array_equal(found, read.logits)
     # 7.2e-6 at most (mixtral); of a model in float64 both are up to 1.1e-5 (qwen2-windows).
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
@@ -171,7 +171,7 @@ def test_a_checkpoint_gives_the_logits_of_transformers(case: str, tmp_path: Path
     on_torch = TorchTarget(source.config, source.weights())
     cache = on_torch.open()
     on_torch.prefill(cache, TOKENS[:5])
-    (output,) = on_torch.forward([Pass(cache, TOKENS[5:6], chain(TOKENS[6:]))])
+    (output,) = on_torch.forward([Rows.draft(cache, TOKENS[5:6], chain(TOKENS[6:]))])
     assert np.abs(output.logits - expected).max() < 1e-5 * np.abs(expected).max()
 
 

@@ -10,15 +10,14 @@ import pytest
 from tests.native import formats
 
 from paceline.core import tree as trees
-from paceline.core.target import Block, Pass
+from paceline.core.target import Rows
 from paceline.core.types import ROOT, TokenTree
 from paceline.models import ops
 from paceline.native.library import KV_DTYPES, CHeads, KvDtype
 from paceline.native.packed import Packed, rotary_table
 from paceline.native.program import Columns, Program
-from paceline.runtimes.cpu.target import ForwardBatch
+from paceline.runtimes.cpu.forward import ForwardBatch
 from paceline.runtimes.kv_cache import BlockPool, PagedCache
-from paceline.runtimes.passes import pass_mask, pass_positions, pass_tokens
 from paceline.runtimes.reference.ops import ReferenceOps
 from paceline.runtimes.reference.target import ReferenceCache
 
@@ -123,7 +122,7 @@ def committed(made: Layer, rows: Any) -> PagedCache:
     """A sequence of those rows."""
     cache = PagedCache(made.pool)
     batch = ForwardBatch()
-    batch.add(cache, [0] * len(rows), trees.EMPTY)
+    batch.add(Rows.draft(cache, [0] * len(rows)))
     made.run(batch, rows)
     cache.length = len(rows)
     return cache
@@ -132,19 +131,18 @@ def committed(made: Layer, rows: Any) -> PagedCache:
 def drafted(made: Layer, cache: PagedCache, draft: TokenTree, rows: Any) -> Any:
     """One committed row and a draft behind it."""
     batch = ForwardBatch()
-    batch.add(cache, [0], draft)
+    batch.add(Rows.draft(cache, [0], draft))
     return made.run(batch, rows)
 
 
 def reference(
-    sizes: Sizes, rows: Any, pending: int, draft: TokenTree, kept: KvDtype
+    sizes: Sizes, rows: Any, num_new: int, draft: TokenTree, kept: KvDtype
 ) -> tuple[Any, Any]:
     """What all rows of a sequence see whose last ones are drafted; its keys, and its values."""
     dtype = np.float32 if kept == "fp32" else np.float16
     cache = ReferenceCache(np.zeros((1, 2, 0, sizes.kv_heads, sizes.width), dtype))
-    part = Pass(cache, [0] * pending, draft)
-    block = Block(cache, pass_tokens(part), pass_positions(part, 0), pass_mask(part, 0))
-    made: Any = ReferenceOps(sizes, None, sizes.eps, block)
+    asked = Rows.draft(cache, [0] * num_new, draft)
+    made: Any = ReferenceOps(sizes, None, sizes.eps, asked)
     return made.attend(0, rows, sizes.shape), cache.data[0]
 
 
@@ -172,7 +170,7 @@ def test_it_is_the_reference(name: str, length: int, kept: KvDtype) -> None:
     expected, _ = reference(sizes, rows, length + 1, TREE, kept)
     cache = PagedCache(made.pool)
     batch = ForwardBatch()
-    batch.add(cache, [0] * length, trees.EMPTY)
+    batch.add(Rows.draft(cache, [0] * length))
     first = made.run(batch, rows[:length])
     cache.length = length
     found = np.concatenate([first, drafted(made, cache, TREE, rows[length:])])
@@ -191,7 +189,7 @@ def test_of_last_rows_alone_it_is_the_same(kept: KvDtype) -> None:
     def run(every: int) -> tuple[Any, Any]:
         caches, batch = [PagedCache(made.pool) for _ in lengths], ForwardBatch()
         for cache, length in zip(caches, lengths, strict=True):
-            batch.add(cache, [0] * length, trees.EMPTY)
+            batch.add(Rows.draft(cache, [0] * length))
         made.run(batch, random_rows(sizes, ends[-1], seed=7))  # what is left is not these results
         whole[:] = every
         first = made.run(batch, prompts)
@@ -256,13 +254,13 @@ def test_company_threads_and_chunks_change_no_bit(kept: KvDtype) -> None:
         alone = [drafted(made, committed(made, prompt), TREE, more) for prompt in prompts]
         batch = ForwardBatch()
         for prompt in prompts:
-            batch.add(committed(made, prompt), [0], TREE)
+            batch.add(Rows.draft(committed(made, prompt), [0], TREE))
         company = made.run(batch, np.concatenate([more] * len(prompts)))
         assert np.array_equal(company, np.concatenate(alone))
         pieces = PagedCache(made.pool)
         for begin, end in ((0, 1), (1, 38), (38, 290), (290, 399), (399, 400)):
             batch = ForwardBatch()
-            batch.add(pieces, [0] * (end - begin), trees.EMPTY)
+            batch.add(Rows.draft(pieces, [0] * (end - begin)))
             made.run(batch, prompts[-1][begin:end])
             pieces.length = end
         assert np.array_equal(drafted(made, pieces, TREE, more), alone[-1])
@@ -278,7 +276,7 @@ def test_the_order_of_keys_matters_to_the_last_bit(kept: KvDtype) -> None:
     prompt, more = random_rows(sizes, 200), random_rows(sizes, 1 + len(TREE), seed=2)
     honest = drafted(made, committed(made, prompt), TREE, more)
     swapped = ForwardBatch()
-    swapped.add(committed(made, prompt), [0], TREE)
+    swapped.add(Rows.draft(committed(made, prompt), [0], TREE))
     node = 6  # on a path apart from the one that is stored first
     begin = swapped._rows[6 * (node + 1) + 4]
     swapped._singles[begin : begin + 3] = swapped._singles[begin : begin + 3][::-1]

@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.tiny_model import save_gguf, tiny_config
 from tests.net.files import cases
 
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.errors import ModelError
 from paceline.models.source import GGUFSource
 from paceline.runtimes.reference.target import ReferenceTarget
@@ -28,7 +28,7 @@ def distance(given: dict[str, Any], expected: dict[str, float], path: Path) -> f
     source = GGUFSource(save_gguf(path / "m.gguf", config, entries=given["entries"]))
     target = ReferenceTarget(source.config, source.weights(), "fp32")
     tokens = given["tokens"] * given["times"]
-    [read] = target.forward([Pass(target.open(), tokens)])
+    [read] = target.forward([Rows.draft(target.open(), tokens)])
     apart = read.logits[-1][list(map(int, expected))] - np.array(list(expected.values()))
     return float(np.abs(apart - apart.mean()).max())
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.target import Output, Pass
+from paceline.core.target import Output, Rows
 from paceline.policy import cost as cost_measuring
 from paceline.policy.cost import SIZES, CostModel, load_or_measure, measure
 from paceline.proof.tabular import TabularCache, TabularModel, TabularTarget
@@ -38,7 +38,7 @@ class Watched(TabularTarget):
         self.caches.append(super().open())
         return self.caches[-1]
 
-    def forward(self, passes: List[Pass]) -> list[Output]:
+    def forward(self, passes: List[Rows]) -> list[Output]:
         outputs = super().forward(passes)
         self.rows.append(sum(len(output.logits) for output in outputs))
         assert all(
@@ -194,7 +194,7 @@ def test_measuring_leaves_the_target_as_it_was() -> None:
 
 def test_a_failed_measurement_releases_its_cache() -> None:
     class Failing(Watched):
-        def forward(self, passes: List[Pass]) -> list[Output]:
+        def forward(self, passes: List[Rows]) -> list[Output]:
             raise RuntimeError("device lost")
 
     target = Failing()
@@ -228,7 +228,7 @@ def test_the_measurement_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_start_takes_no_longer_than_it_may_and_knows_every_size() -> None:
     class Slow(Watched):
-        def forward(self, passes: List[Pass]) -> list[Output]:
+        def forward(self, passes: List[Rows]) -> list[Output]:
             out = super().forward(passes)
             sleep(0.002 * self.rows[-1])
             return out

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core import tree as trees
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.core.types import ROOT, SamplingParams, TokenTree
 from paceline.errors import OutOfMemory
 from paceline.proof.tabular import TabularDistributions, TabularModel, TabularTarget, processed
@@ -44,7 +44,7 @@ def test_forward_gives_a_row_per_node() -> None:
     target = TabularTarget(MODEL.logits, 5)
     cache = target.open()
     target.prefill(cache, [0, 1])
-    [output] = target.forward([Pass(cache, [2], branching())])
+    [output] = target.forward([Rows.draft(cache, [2], branching())])
     contexts = [(2,), (2, 1), (2, 2), (2, 1, 3), (2, 1, 3, 4)]
     expected = np.stack([MODEL.logits((0, 1, *rest)) for rest in contexts])
     assert np.array_equal(output.logits, expected)
@@ -56,7 +56,7 @@ def test_forward_gives_a_row_per_node() -> None:
 def test_several_pending_tokens_and_none_kept() -> None:
     target = TabularTarget(MODEL.logits, 5)
     cache = target.open()
-    [output] = target.forward([Pass(cache, [2, 3], trees.chain([4]))])
+    [output] = target.forward([Rows.draft(cache, [2, 3], trees.chain([4]))])
     assert np.array_equal(output.logits[1], MODEL.logits((2, 3, 4)))
     target.keep(cache, 2, ())
     assert cache.tokens == [2, 3]
@@ -65,9 +65,9 @@ def test_several_pending_tokens_and_none_kept() -> None:
 def test_earlier_logits_are_overwritten() -> None:
     target = TabularTarget(MODEL.logits, 5)
     cache = target.open()
-    [first] = target.forward([Pass(cache, [2])])
+    [first] = target.forward([Rows.draft(cache, [2])])
     target.keep(cache, 1, ())
-    target.forward([Pass(cache, [3])])
+    target.forward([Rows.draft(cache, [3])])
     assert np.isnan(first.logits).all()
     assert np.isfinite(MODEL.logits((2,))).all()
 
@@ -81,7 +81,7 @@ def test_fork_truncate_release() -> None:
     assert (cache.tokens, copy.tokens) == ([0], [0, 1, 2])
     target.release(cache)
     with pytest.raises(ValueError, match="released"):
-        target.forward([Pass(cache, [1])])
+        target.forward([Rows.draft(cache, [1])])
     with pytest.raises(ValueError, match="released"):
         target.release(cache)
     with pytest.raises(ValueError, match="cut"):
@@ -93,13 +93,13 @@ def test_misuse_is_refused() -> None:
     cache = target.open()
     with pytest.raises(ValueError, match="without a forward"):
         target.keep(cache, 1, ())
-    with pytest.raises(ValueError, match="at least one pending"):
-        target.forward([Pass(cache, [])])
+    with pytest.raises(ValueError, match="at least one new"):
+        target.forward([Rows.draft(cache, [])])
     with pytest.raises(ValueError, match="twice"):
-        target.forward([Pass(cache, [1]), Pass(cache, [1])])
+        target.forward([Rows.draft(cache, [1]), Rows.draft(cache, [1])])
     with pytest.raises(ValueError, match="hidden"):
-        target.forward([Pass(cache, [1], hidden=True)])
-    target.forward([Pass(cache, [1], branching())])
+        target.forward([Rows.draft(cache, [1], hidden=True)])
+    target.forward([Rows.draft(cache, [1], branching())])
     with pytest.raises(ValueError, match="no path"):
         target.keep(cache, 1, (0, 1))
     with pytest.raises(ValueError, match="cannot be kept"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core import tree as trees
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.core.types import TokenTree
 
 pytestmark = pytest.mark.real
@@ -30,7 +30,7 @@ def plain_rows(target, cache, tokens):
     start = cache.length
     rows = []
     for token in tokens:
-        rows.append(target.forward([Pass(cache, [token])])[0].logits[0].copy())
+        rows.append(target.forward([Rows.draft(cache, [token])])[0].logits[0].copy())
         target.keep(cache, 1, ())
     target.truncate(cache, start)
     return np.array(rows)
@@ -48,14 +48,14 @@ def test_chain_equals_one_at_a_time(target, size, length):
     cache = opened(target, prompt(length, 1))
     expected = plain_rows(target, cache, TOKENS[:size])
     draft = trees.chain(TOKENS[1:size])
-    rows = target.forward([Pass(cache, TOKENS[:1], draft)])[0].logits
+    rows = target.forward([Rows.draft(cache, TOKENS[:1], draft)])[0].logits
     assert np.array_equal(rows, expected)
     target.release(cache)
 
 
 def test_most_probable_tokens_come_with_the_rows(target):
     cache = opened(target, prompt(40, 1))
-    asked = Pass(cache, TOKENS[:1], trees.chain(TOKENS[1:9]), argmax=True)
+    asked = Rows.draft(cache, TOKENS[:1], trees.chain(TOKENS[1:9]), argmax=True)
     [output] = target.forward([asked])
     assert list(output.argmax) == output.logits.argmax(axis=1).tolist()
     target.release(cache)
@@ -74,9 +74,9 @@ def test_tree_nodes_equal_their_paths_alone_and_in_company(target, length):
         rows = plain_rows(target, cache, [9, *TREE.tokens[list(path)].tolist()])
         for node, row in zip((-1, *path), rows, strict=True):
             expected[node] = row
-    alone = target.forward([Pass(cache, [9], TREE)])[0].logits.copy()
-    passes = [Pass(c, [9], d) for c, d in zip(others, drafts, strict=True)]
-    company = target.forward([passes[0], Pass(cache, [9], TREE), *passes[1:]])[1].logits
+    alone = target.forward([Rows.draft(cache, [9], TREE)])[0].logits.copy()
+    passes = [Rows.draft(c, [9], d) for c, d in zip(others, drafts, strict=True)]
+    company = target.forward([passes[0], Rows.draft(cache, [9], TREE), *passes[1:]])[1].logits
     for node, row in expected.items():
         assert np.array_equal(alone[node + 1], row)
         assert np.array_equal(company[node + 1], row)
@@ -89,12 +89,12 @@ def test_keeping_a_path_equals_recomputing_it(target, path):
     """T4: zero, partial and full acceptance, node order not that of the path."""
     tokens = prompt(60, 1)
     cache = opened(target, tokens)
-    target.forward([Pass(cache, [9], TREE)])
+    target.forward([Rows.draft(cache, [9], TREE)])
     target.keep(cache, 1, path)
     kept = [*tokens, 9, *TREE.tokens[list(path)].tolist()]
     fresh = opened(target, kept)
     assert cache.length == fresh.length == len(kept)
-    a, b = target.forward([Pass(cache, [77]), Pass(fresh, [77])])
+    a, b = target.forward([Rows.draft(cache, [77]), Rows.draft(fresh, [77])])
     assert np.array_equal(a.logits, b.logits)
     target.release(cache)
     target.release(fresh)
@@ -108,8 +108,8 @@ def test_prefill_does_not_depend_on_chunks_or_pending(target):
         end = {0: 1, 1: 38, 38: 300, 300: 599, 599: 600}[start]
         target.prefill(pieces, tokens[start:end])
     late = opened(target, tokens[:590])
-    a, b = (target.forward([Pass(c, [7])])[0].logits.copy() for c in (whole, pieces))
-    c = target.forward([Pass(late, [*tokens[590:], 7])])[0].logits
+    a, b = (target.forward([Rows.draft(c, [7])])[0].logits.copy() for c in (whole, pieces))
+    c = target.forward([Rows.draft(late, [*tokens[590:], 7])])[0].logits
     assert np.array_equal(a, b)
     assert np.array_equal(a, c)
     for each in (whole, pieces, late):
@@ -130,7 +130,7 @@ def test_fork_and_truncate(target):
 
 def test_hidden_states_give_the_logits(target, loaded):
     cache = opened(target, prompt(20, 7))
-    output = target.forward([Pass(cache, [9], TREE, hidden=True)])[0]
+    output = target.forward([Rows.draft(cache, [9], TREE, hidden=True)])[0]
     assert output.hidden is not None
     assert output.hidden.shape == (8, target.capabilities.hidden_size)
     head = loaded.source.weights()["embed"]
@@ -145,7 +145,7 @@ def test_features_are_the_same_in_prefill_and_in_a_tree(target):
     tokens = prompt(40, 8)
     cache, other = opened(target, tokens[:30]), target.open()
     before = target.prefill(other, tokens[:-1], True)
-    output = target.forward([Pass(cache, tokens[30:], TREE, hidden=True, features=True)])[0]
+    output = target.forward([Rows.draft(cache, tokens[30:], TREE, hidden=True, features=True)])[0]
     assert output.features.shape == (10 + len(TREE), 4 * target.capabilities.hidden_size)
     assert np.array_equal(output.features[:9], before[30:])
     assert np.array_equal(output.features[9:, -output.hidden.shape[1] :], output.hidden)
@@ -158,8 +158,8 @@ def test_another_path_is_another_function(target):
     tokens, rows = prompt(60, 1), []
     for path in ((1, 5), (0, 2)):
         cache = opened(target, tokens)
-        target.forward([Pass(cache, [9], TREE)])
+        target.forward([Rows.draft(cache, [9], TREE)])
         target.keep(cache, 1, path)
-        rows.append(target.forward([Pass(cache, [77])])[0].logits[0].copy())
+        rows.append(target.forward([Rows.draft(cache, [77])])[0].logits[0].copy())
         target.release(cache)
     assert np.abs(rows[0] - rows[1]).max() > 1e-3

@@ -7,7 +7,7 @@ import pytest
 from tests.real.test_bit_exact import TOKENS, TREE, opened, plain_rows, prompt
 
 from paceline.core import tree as trees
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.runtimes.cpu.target import CpuTarget
 
 pytestmark = pytest.mark.real
@@ -32,17 +32,17 @@ def test_drafts_change_no_bit_of_a_coarse_cache(loaded):
     for length in (31, 270):
         cache = opened(target, prompt(length, 1))
         expected = plain_rows(target, cache, TOKENS[:17])
-        rows = target.forward([Pass(cache, TOKENS[:1], trees.chain(TOKENS[1:17]))])[0].logits
+        rows = target.forward([Rows.draft(cache, TOKENS[:1], trees.chain(TOKENS[1:17]))])[0].logits
         assert np.array_equal(rows, expected)
-        target.forward([Pass(cache, [9], TREE)])
+        target.forward([Rows.draft(cache, [9], TREE)])
         target.keep(cache, 1, (1, 5))
         fresh = opened(target, [*prompt(length, 1), 9, 12, 16])
-        a, b = target.forward([Pass(cache, [77]), Pass(fresh, [77])])
+        a, b = target.forward([Rows.draft(cache, [77]), Rows.draft(fresh, [77])])
         assert np.array_equal(a.logits, b.logits)
         target.release(cache)
         target.release(fresh)
     reference = opened(finest, prompt(270, 1))
     cache = opened(target, prompt(270, 1))
-    a, b = (t.forward([Pass(c, [7])])[0] for t, c in ((finest, reference), (target, cache)))
+    a, b = (t.forward([Rows.draft(c, [7])])[0] for t, c in ((finest, reference), (target, cache)))
     assert not np.array_equal(a.logits, b.logits), "a control: the option does something"
     finest.release(reference)

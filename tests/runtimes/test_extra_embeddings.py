@@ -10,10 +10,10 @@ from tests.helpers import tiny_model as tiny
 from tests.runtimes import tiny_cpu
 
 from paceline.core import tree as trees
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.core.types import ROOT, LogitArray, TokenTree
 from paceline.errors import InvalidOption
-from paceline.runtimes.passes import no_rows, with_rows
+from paceline.models.weights import no_rows, with_rows
 from paceline.runtimes.torch.target import TorchTarget
 
 PROMPT = [5, 9, 17, 23, 9, 42, 7]
@@ -46,7 +46,7 @@ def with_prompts(first: int) -> TokenTree:
 def logits(target: Any, draft: TokenTree, tokens: list[int] = PROMPT) -> LogitArray:
     cache = target.open()
     target.prefill(cache, tokens[:-1])
-    (output,) = target.forward([Pass(cache, tokens[-1:], draft)])
+    (output,) = target.forward([Rows.draft(cache, tokens[-1:], draft)])
     found: LogitArray = output.logits.copy()
     target.release(cache)
     return found
@@ -102,9 +102,9 @@ def test_a_path_beside_embeddings_can_be_kept(runtime: str, precision: str) -> N
     for path in ((), (0,), (0, 1), (2,)):
         cache = target.open()
         target.prefill(cache, PROMPT[:-1])
-        target.forward([Pass(cache, PROMPT[-1:], with_prompts(first))])
+        target.forward([Rows.draft(cache, PROMPT[-1:], with_prompts(first))])
         target.keep(cache, 1, path)
-        (output,) = target.forward([Pass(cache, [33], trees.chain([34]))])
+        (output,) = target.forward([Rows.draft(cache, [33], trees.chain([34]))])
         found = output.logits.copy()
         plain = logits(target, trees.chain([34]), [*PROMPT, *REAL.tokens[list(path)].tolist(), 33])
         np.testing.assert_allclose(found, plain, rtol=0, atol=1e-10 if runtime == "torch" else 0)

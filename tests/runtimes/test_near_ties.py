@@ -14,7 +14,7 @@ from tests.helpers.tiny_model import named_tensors, save_directory, tiny_config
 from tests.real.prompts import PROMPTS
 
 from paceline.core import tree
-from paceline.core.target import Pass, RuntimeOptions, Target
+from paceline.core.target import Rows, RuntimeOptions, Target
 from paceline.core.types import BoolArray, IntArray, SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.draft_model import DraftModel
@@ -26,7 +26,6 @@ from paceline.engine.stopping import StopRules
 from paceline.models.source import DirectorySource
 from paceline.policy.controller import Fixed
 from paceline.registry.loading import load_model, make_engine
-from paceline.runtimes.passes import pass_rows
 from paceline.runtimes.torch import target as runtime
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.sampling.sequence import Sequence
@@ -110,26 +109,26 @@ def test_in_float64_speculation_changes_no_token(
         assert sum(sequence.stats.accepted_tokens for sequence in found) > 0
 
 
-def mask_of_a_chain(p: Pass, cached: int, window: int = 0) -> BoolArray:
+def mask_of_a_chain(rows: Rows, window: int = 0, past: int | None = None) -> BoolArray:
     """Every node sees all nodes before it, whatever the tree."""
-    rows = pass_rows(p)
-    return np.tri(rows, cached + rows, cached, dtype=np.bool_)
+    past = rows.cache.length if past is None else past
+    return np.tri(len(rows), past + len(rows), past, dtype=np.bool_)
 
 
-def positions_by_row(p: Pass, cached: int) -> IntArray:
-    return np.arange(cached, cached + pass_rows(p), dtype=np.int64)
+def positions_by_row(rows: Rows) -> IntArray:
+    return np.arange(rows.cache.length, rows.cache.length + len(rows), dtype=np.int64)
 
 
-def keep_the_first_rows(self: TorchTarget, cache: Any, pending: int, path: Any) -> None:
+def keep_the_first_rows(self: TorchTarget, cache: Any, num_new: int, path: Any) -> None:
     """Forget to move the accepted path to the front."""
-    cache.length += pending + len(path)
+    cache.length += num_new + len(path)
 
 
 @pytest.mark.parametrize(
     ("where", "name", "wrong"),
     [
-        (runtime, "pass_mask", mask_of_a_chain),
-        (runtime, "pass_positions", positions_by_row),
+        (runtime, "row_mask", mask_of_a_chain),
+        (runtime, "row_positions", positions_by_row),
         (TorchTarget, "keep", keep_the_first_rows),
     ],
     ids=["mask", "positions", "keep"],

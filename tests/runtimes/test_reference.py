@@ -13,7 +13,7 @@ from tests.helpers import target_contract as contract
 from tests.helpers import tiny_model as tiny
 from tests.runtimes import tiny_cpu
 
-from paceline.core.target import Pass, RuntimeOptions
+from paceline.core.target import Rows, RuntimeOptions
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
 from paceline.measure.fingerprint import CASES, RandomWeights, TinyModel, fingerprint
@@ -43,7 +43,7 @@ def test_its_logits_are_golden(name: str) -> None:
 
 
 def logits(target: Any) -> Any:
-    return target.forward([Pass(target.open(), TOKENS)])[0].logits[0].copy()
+    return target.forward([Rows.draft(target.open(), TOKENS)])[0].logits[0].copy()
 
 
 @pytest.mark.real

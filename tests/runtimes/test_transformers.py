@@ -18,7 +18,7 @@ from tests.helpers.table_engines import TOKENIZER
 from tests.helpers.tiny_model import FAMILIES, save_directory, save_gguf, tiny_config
 
 from paceline.core import tree
-from paceline.core.target import Pass, Target
+from paceline.core.target import Rows, Target
 from paceline.core.types import Budget, SamplingParams, TokenTree
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.engine.engine import Engine
@@ -29,7 +29,6 @@ from paceline.models.config import ModelConfig
 from paceline.models.source import DirectorySource, GGUFSource, resolve
 from paceline.policy.controller import Fixed
 from paceline.registry.loading import load_model, make_engine
-from paceline.runtimes import passes
 from paceline.runtimes import transformers as runtime
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.runtimes.transformers import Buffers, Shape, TransformersTarget
@@ -76,7 +75,7 @@ def test_torch_agrees_with_transformers(family: Any, tmp_path: Path) -> None:
     for field in ("vocab_size", "max_context", "hidden_size"):
         assert getattr(ours.capabilities, field) == getattr(theirs.capabilities, field)
     outputs = [
-        target.forward([Pass(target.open(), contract.PROMPT, contract.DRAFT, hidden=True)])[0]
+        target.forward([Rows.draft(target.open(), contract.PROMPT, contract.DRAFT, hidden=True)])[0]
         for target in (ours, theirs)
     ]
     assert outputs[0].hidden is not None
@@ -197,7 +196,7 @@ def test_rotations_that_depend_on_the_batch_keep_sequences_apart() -> None:
     target = TransformersTarget(model)
     short, long = ([5, 9, 17], [3] * 15)
     passes = [
-        Pass(contract.cache_with(target, text), [7], contract.DRAFT) for text in (short, long)
+        Rows.draft(contract.cache_with(target, text), [7], contract.DRAFT) for text in (short, long)
     ]
     with_it = target.forward(passes)[0].logits.copy()
     np.testing.assert_array_equal(with_it, target.forward(passes[:1])[0].logits)
@@ -313,7 +312,7 @@ def test_a_batch_is_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     calls.clear()
     for path in ((), contract.ACROSS, (0,)):
         copies.clear()
-        target.forward([Pass(each, [7], contract.DRAFT) for each in caches])
+        target.forward([Rows.draft(each, [7], contract.DRAFT) for each in caches])
         for count, each in enumerate(caches):
             target.keep(each, 1, path if count % 2 else ())
     assert calls == [len(TEXTS)] * 3
@@ -322,17 +321,17 @@ def test_a_batch_is_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def padded_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions count from the longest sequence, as columns of a left-padded batch do."""
-    longest, forward, right = [0], TransformersTarget.forward, passes.pass_positions
+    longest, forward, right = [0], TransformersTarget.forward, runtime.row_positions
 
-    def watched(self: TransformersTarget, every: Any) -> Any:
+    def watched(self: TransformersTarget, every: Any, layers: Any = None) -> Any:
         longest[0] = max((p.cache.length for p in every), default=0)
-        outputs = forward(self, every)
+        outputs = forward(self, every, layers)
         longest[0] = 0
         return outputs
 
     monkeypatch.setattr(TransformersTarget, "forward", watched)
     monkeypatch.setattr(
-        runtime, "pass_positions", lambda p, n: right(p, n) + max(0, longest[0] - n)
+        runtime, "row_positions", lambda p: right(p) + max(0, longest[0] - p.cache.length)
     )
 
 
@@ -353,8 +352,8 @@ def padding_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 def rejected_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     right = TransformersTarget.keep
 
-    def keep(self: Any, cache: Any, pending: int, path: Any) -> None:
-        right(self, cache, pending, path)
+    def keep(self: Any, cache: Any, num_new: int, path: Any) -> None:
+        right(self, cache, num_new, path)
         cache.length += 1
 
     monkeypatch.setattr(TransformersTarget, "keep", keep)
@@ -451,8 +450,8 @@ def test_pools_hold_sequences_of_one_length(monkeypatch: pytest.MonkeyPatch) -> 
     expected = [run(target, [prompt], GREEDY, NoDrafter())[0] for prompt in prompts]
     forward = target.forward
 
-    def watched(passes: List[Pass]) -> Any:
-        steps.append([p.cache.length for p in passes if p.draft is not None])
+    def watched(passes: List[Rows]) -> Any:
+        steps.append([p.cache.length for p in passes if p.tree is not None])
         return forward(passes)
 
     monkeypatch.setattr(target, "forward", watched)
@@ -491,7 +490,7 @@ def greedy(target: Target, prompt: list[int], count: int) -> list[int]:
     cache = contract.cache_with(target, prompt[:-1])
     tokens = [prompt[-1]]
     for _ in range(count):
-        (output,) = target.forward([Pass(cache, tokens[-1:])])
+        (output,) = target.forward([Rows.draft(cache, tokens[-1:])])
         target.keep(cache, 1, ())
         tokens.append(int(np.argmax(output.logits[0])))
     return tokens[1:]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.runtimes import tiny_cpu
 
-from paceline.core.target import Pass, TrimsHead
+from paceline.core.target import Rows, TrimsHead
 from paceline.runtimes.torch.target import TorchTarget
 
 IDS = np.array([0, 3, 17, 18, 40])
@@ -17,7 +17,7 @@ PROMPT = [5, 9, 17, 23]
 
 
 def logits(target: Any) -> Any:
-    [output] = target.forward([Pass(target.open(), PROMPT, argmax=True)])
+    [output] = target.forward([Rows.draft(target.open(), PROMPT, argmax=True)])
     return np.array(output.logits)
 
 

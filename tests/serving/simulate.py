@@ -378,7 +378,7 @@ class World:
         forward = target.forward
 
         def stumbling(passes: Any) -> Any:
-            if any(POISON in each.pending for each in passes):
+            if any(POISON in each.tokens[: each.num_new] for each in passes):
                 raise ValueError("poison")
             return forward(passes)
 

@@ -14,7 +14,7 @@ import torch
 from tests.helpers.killed_run import goes_on_bit_for_bit
 
 from paceline.cli.app import run as paceline
-from paceline.core.target import Block
+from paceline.core.target import Rows
 from paceline.core.types import BoolArray, IntArray
 from paceline.errors import InvalidOption
 from paceline.measure import parallel_tasks
@@ -254,8 +254,8 @@ def test_runtimes_give_the_logits_of_the_module(kind: Kind, tmp_path: Path) -> N
     target = TorchTarget(source.config, source.weights())
     for rows in noised(texts(15), recipe(kind), 0):
         wanted = logits(halved, rows.tokens, rows.positions, rows.sees)
-        block = Block(target.open(), rows.tokens, rows.positions, rows.sees)
-        got = target.forward_blocks([block])[0].logits
+        block = Rows.block(target.open(), rows.tokens, rows.positions, rows.sees)
+        got = target.forward([block])[0].logits
         np.testing.assert_allclose(got, wanted, atol=2e-5)
 
 

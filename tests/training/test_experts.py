@@ -17,7 +17,7 @@ from tests.helpers.killed_run import goes_on_bit_for_bit
 
 import paceline as paceline_library
 from paceline.cli.app import run as paceline
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.core.tree import chain
 from paceline.errors import InvalidOption
 from paceline.measure.parallel_tasks import cases, grade
@@ -141,7 +141,7 @@ def test_runtimes_give_the_logits_and_the_experts_of_the_module(kind: Kind, tmp_
         logits = task.model.scored(torch.tensor([tokens]))[0][0].numpy()
     cpu = CpuTarget(source.config, source.weights(), "fp32", kv_tokens=64, kv_precision="fp32")
     for target in (cpu, TorchTarget(source.config, source.weights())):
-        [output] = target.forward([Pass(target.open(), tokens[:1], chain(tokens[1:]))])
+        [output] = target.forward([Rows.draft(target.open(), tokens[:1], chain(tokens[1:]))])
         np.testing.assert_allclose(output.logits, logits, atol=1e-4)
     for found, used in zip(
         cpu.routes(), experts_of(task.model, [tokens], task.recipe), strict=True

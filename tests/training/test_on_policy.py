@@ -17,7 +17,7 @@ from tests.networks.cases import DRAFT_VOCABULARY, NETWORKS, module
 from tests.networks.cases import texts as random_texts
 from tests.runtimes import tiny_cpu
 
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.core.types import IntArray
 from paceline.errors import InvalidOption
 from paceline.networks.base import Geometry
@@ -90,7 +90,7 @@ def test_scores_are_those_of_the_target_behind_each_draft(
     hidden = OnPolicy(asked, IDS).score(texts, rows, positions, drafts)
     for row, position, draft, found in zip(rows, positions, drafts, hidden, strict=True):
         tokens = [*texts[row].tokens[: position + 2].tolist(), *draft[:-1].tolist()]
-        (output,) = target.forward([Pass(target.open(), tokens, features=True)])
+        (output,) = target.forward([Rows.draft(target.open(), tokens, features=True)])
         assert output.features is not None
         expected = output.features[-3:, -CONFIG.hidden_size :]
         np.testing.assert_allclose(found, expected, atol=1e-4)
@@ -129,7 +129,7 @@ def test_the_loss_is_its_definition(target: TorchTarget, texts: list[Text]) -> N
     for index, (row, position) in enumerate(zip(rows, positions, strict=True)):
         tokens = few[row].tokens.copy()
         tokens = np.concatenate([tokens[: position + 2], drafts[index]])
-        (output,) = target.forward([Pass(target.open(), tokens.tolist(), features=True)])
+        (output,) = target.forward([Rows.draft(target.open(), tokens.tolist(), features=True)])
         assert output.features is not None
         distributions = trained(
             torch.from_numpy(output.features)[None], torch.from_numpy(tokens)[None]

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 from tests.helpers.tiny_model import named_tensors, tiny_config
 
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.errors import InvalidOption, ModelError
 from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
@@ -44,7 +44,7 @@ def texts(target: TorchTarget) -> list[Text]:
         cache = target.open()
         target.prefill(cache, tokens[:-1])
         for _ in range(22):
-            logits = target.forward([Pass(cache, tokens[-1:])])[0].logits[0]
+            logits = target.forward([Rows.draft(cache, tokens[-1:])])[0].logits[0]
             target.keep(cache, 1, ())
             tokens.append(int(logits.argmax()))
         out.append(Text(index, np.array(tokens), 2))
@@ -152,7 +152,7 @@ def test_features_are_the_targets_own_and_are_kept_if_asked(
     batch = source.batch(texts[:3])
     assert batch.size == sum(len(text.tokens) for text in texts[:3])
     for row, text in enumerate(texts[:3]):
-        (output,) = target.forward([Pass(target.open(), text.tokens.tolist(), features=True)])
+        (output,) = target.forward([Rows.draft(target.open(), text.tokens.tolist(), features=True)])
         np.testing.assert_allclose(
             batch.features[row, : len(text.tokens)], output.features, atol=1e-5
         )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.cli import fakes
 
 from paceline.core import tree as trees
-from paceline.core.target import Output, Pass
+from paceline.core.target import Output, Rows
 from paceline.core.types import (
     Budget,
     Capabilities,
@@ -54,13 +54,13 @@ class HiddenTarget(TabularTarget):
         """Those of a table, with hidden states."""
         return replace(super().capabilities, hidden_states=True, hidden_size=HIDDEN)
 
-    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+    def forward(self, passes: Sequence[Rows]) -> list[Output]:
         """Rows of the table, and the state after each of them."""
-        outputs = super().forward([each._replace(hidden=False) for each in passes])
+        outputs = super().forward([replace(each, hidden=False) for each in passes])
         out = []
         for each, output in zip(passes, outputs, strict=True):
-            draft = each.draft or trees.EMPTY
-            context = (*each.cache.tokens, *each.pending)
+            draft = each.tree or trees.EMPTY
+            context = (*each.cache.tokens, *each.tokens[: each.num_new])
             paths = [(), *(trees.path_to(draft, node) for node in range(len(draft)))]
             states = [hidden_state((*context, *draft.tokens[list(p)].tolist())) for p in paths]
             out.append(Output(output.logits, np.stack(states) if each.hidden else None))

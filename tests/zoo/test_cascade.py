@@ -15,7 +15,7 @@ from tests.helpers.decoding_loop import decode
 from tests.proof.joints import joint_of_steps
 
 from paceline.core import tree as trees
-from paceline.core.target import Output, Pass, Target
+from paceline.core.target import Output, Rows, Target
 from paceline.core.types import Budget, Needs, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
@@ -128,7 +128,7 @@ class Watched(TabularTarget):
         self.caches.append(super().open())
         return self.caches[-1]
 
-    def forward(self, passes: List[Pass]) -> list[Output]:
+    def forward(self, passes: List[Rows]) -> list[Output]:
         self.forwards += 1
         return super().forward(passes)
 
@@ -219,10 +219,10 @@ def test_caches_hold_the_text_and_nothing_else_in_ragged_batches(
     texts: dict[int, list[int]] = {}
 
     class Fed(Watched):
-        def forward(self, passes: List[Pass]) -> list[Output]:
+        def forward(self, passes: List[Rows]) -> list[Output]:
             for each in passes:
                 text = texts[self.caches.index(each.cache)]
-                fed = [*each.cache.tokens, *each.pending]
+                fed = [*each.cache.tokens, *each.tokens[: each.num_new]]
                 assert fed[: len(text)] == text
             return super().forward(passes)
 
@@ -317,7 +317,7 @@ def test_a_failed_step_can_be_repeated() -> None:
     class Failing(TabularTarget):
         calls = 0
 
-        def forward(self, passes: List[Pass]) -> list[Output]:
+        def forward(self, passes: List[Rows]) -> list[Output]:
             self.calls += 1
             if self.calls in (1, 3, 4, 8, 11):
                 raise OutOfMemory("no room: try again")
@@ -436,13 +436,13 @@ class FeatureTable(TabularTarget):
         super().prefill(cache, tokens)
         return features_of(tokens, range(begin, cache.length)) if features else None
 
-    def forward(self, passes: List[Pass]) -> list[Output]:
+    def forward(self, passes: List[Rows]) -> list[Output]:
         out = []
         for each, output in zip(passes, super().forward(passes), strict=True):
-            draft = trees.EMPTY if each.draft is None else each.draft
-            begin = each.cache.length + len(each.pending)
+            draft = trees.EMPTY if each.tree is None else each.tree
+            begin = each.cache.length + each.num_new
             places = [*range(each.cache.length, begin), *(begin - 1 + trees.depths(draft))]
-            rows = features_of([*each.pending, *draft.tokens.tolist()], places)
+            rows = features_of(each.tokens, places)
             out.append(output._replace(features=rows) if each.features else output)
         return out
 

@@ -13,7 +13,7 @@ from tests.helpers.decoding_loop import decode
 from tests.proof.joints import joint_of_steps
 from tests.runtimes import tiny_cpu
 
-from paceline.core.target import BlockTarget
+from paceline.core.target import Target
 from paceline.core.types import Budget, Denoises, SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
@@ -41,8 +41,8 @@ KINDS: tuple[dict[str, Any], ...] = (
 )
 
 
-def denoiser(symbols: int = 2, places: int = 5, seed: int = 0, **facts: Any) -> BlockTarget:
-    return cast(BlockTarget, TableDenoiser(random_joint(symbols, places, seed), **facts))
+def denoiser(symbols: int = 2, places: int = 5, seed: int = 0, **facts: Any) -> Target:
+    return cast(Target, TableDenoiser(random_joint(symbols, places, seed), **facts))
 
 
 @pytest.mark.parametrize("rule", [Rejection(), Block()], ids=lambda rule: rule.name)
@@ -212,7 +212,7 @@ def test_drafts_end_where_the_text_ends() -> None:
 
 @pytest.mark.parametrize("kind", [Deer, DiffuSpec])
 def test_what_it_cannot_draft_with_is_an_error(kind: type[Deer]) -> None:
-    plain = cast(BlockTarget, TabularTarget(TabularModel(4, 2, 0).logits, 4))
+    plain = cast(Target, TabularTarget(TabularModel(4, 2, 0).logits, 4))
     with pytest.raises(InvalidOption, match="fills masked places"):
         kind(plain, 4)
     with pytest.raises(InvalidOption, match="has 4 tokens and the target 9"):

@@ -12,7 +12,7 @@ from tests.helpers.decoding_loop import decode_all
 from tests.proof.joints import joint_of_steps
 from tests.runtimes import tiny_cpu
 
-from paceline.core.target import Block, BlockTarget, Pass
+from paceline.core.target import Rows, Target
 from paceline.core.types import Budget, SamplingParams, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
@@ -98,10 +98,10 @@ class KeepsItsKeys(Swift):
     """Leaves what was drafted in the prefix."""
 
     def propose(self, sequences: Any, budgets: Any) -> list[TokenTree]:
-        rewind = self._target.rewind
-        self._target.rewind = lambda cache, length: None  # type: ignore[method-assign]
+        truncate = self._target.truncate
+        self._target.truncate = lambda *_, **__: None  # type: ignore[method-assign]
         drafts = super().propose(sequences, budgets)
-        self._target.rewind = rewind  # type: ignore[method-assign]
+        self._target.truncate = truncate  # type: ignore[method-assign]
         return drafts
 
 
@@ -150,7 +150,7 @@ def test_the_audit_enumerates_swift() -> None:
 
 
 class Watched:
-    """A target that notes which layers it is asked for."""
+    """A target that notes which layers it is asked for, where it is not all."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -159,11 +159,11 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def forward_blocks(
-        self, blocks: Sequence[Block], layers: Any = None, logits: bool = True
-    ) -> Any:
-        self.calls.append((tuple(layers), sum(len(each.tokens) for each in blocks), logits))
-        return self._target.forward_blocks(blocks, layers, logits)
+    def forward(self, rows: Sequence[Rows], layers: Any = None) -> Any:
+        if layers is not None:
+            logits = any(len(each.wanted_rows) for each in rows)
+            self.calls.append((tuple(layers), sum(map(len, rows)), logits))
+        return self._target.forward(rows, layers)
 
 
 def cpu() -> CpuTarget:
@@ -189,12 +189,12 @@ def adapter() -> Trained:
     return Trained(network, parameters, np.arange(96), {})
 
 
-def double_exit(target: BlockTarget, stop: float = 0.0) -> DoubleExit:
+def double_exit(target: Target, stop: float = 0.0) -> DoubleExit:
     eps = CONFIG.norm_eps
     return DoubleExit(target, 4, trained=adapter(), final_norm=NORM, norm_eps=eps, stop=stop)
 
 
-def eager_del(target: BlockTarget) -> DynamicExit:
+def eager_del(target: Target) -> DynamicExit:
     made = DynamicExit(target, 4, spacing=1, every=3)
     made._limit = lambda sequence, most: (
         made._chosen.__setitem__(  # type: ignore[method-assign]
@@ -311,24 +311,24 @@ def test_verification_goes_on_from_the_shallow_states() -> None:
     shallow = [rows for layers, rows, _ in calls if layers == (0, 1)]
     assert shallow == [1] * 5  # root, three tokens, and the last for verification
     calls.clear()
-    [found] = drafter.forward(target, [Pass(sequence.cache, [2], draft)])
+    [found] = drafter.forward(target, [Rows.draft(sequence.cache, [2], draft)])
     assert calls == [((2, 3), 5, True)]
     copy = target.fork(sequence.cache)
-    [expected] = target.forward([Pass(copy, [2], draft)])
+    [expected] = target.forward([Rows.draft(copy, [2], draft)])
     assert np.array_equal(found.logits, expected.logits)
     # A pruned draft goes on as well; one that is another is run whole.
     calls.clear()
     less = replace(draft, tokens=draft.tokens[:2], parents=draft.parents[:2], scores=None)
-    drafter.forward(target, [Pass(sequence.cache, [2], less)])
+    drafter.forward(target, [Rows.draft(sequence.cache, [2], less)])
     assert calls == [((2, 3), 3, True)]
     calls.clear()
     other = replace(less, tokens=(less.tokens + 1) % 96)
-    drafter.forward(target, [Pass(sequence.cache, [2], other)])
+    drafter.forward(target, [Rows.draft(sequence.cache, [2], other)])
     assert calls == []
     # Negative control: states of other rows give other logits.
     begun = drafter._begun[id(sequence.cache)]
     drafter._begun[id(sequence.cache)] = begun._replace(states=begun.states[::-1].copy())
-    [wrong] = drafter.forward(target, [Pass(sequence.cache, [2], draft)])
+    [wrong] = drafter.forward(target, [Rows.draft(sequence.cache, [2], draft)])
     assert not np.array_equal(wrong.logits, expected.logits)
 
 
@@ -414,9 +414,9 @@ def test_matchness_is_the_share_of_tokens_that_the_layers_would_have_drafted() -
     target.truncate(copy, begin)
     argmax = []
     for token in sequence.tokens[begin:-1]:
-        [row] = target.forward_blocks([Block.chain(copy, [token])], layers)
+        [row] = target.forward([Rows.draft(copy, [token])], layers)
         argmax.append(int(row.logits[0].argmax()))
-        target.keep(copy, 0, [0])
+        target.keep(copy, 1, ())
     sequence.tokens[-1] = argmax[-1]  # at least one is met
     before = cached(target, sequence.cache)
     score = drafter.matchness(sequence, drafter.search.best)
@@ -497,8 +497,8 @@ def test_shadow_tokens_are_what_the_exits_would_have_drafted() -> None:
             for exit in drafter.exits:
                 copy = target.fork(sequence.cache)
                 target.truncate(copy, at - 1)
-                rows = Block.chain(copy, [sequence.tokens[at - 1]])
-                [found] = target.forward_blocks([rows], range(exit))
+                rows = Rows.draft(copy, [sequence.tokens[at - 1]])
+                [found] = target.forward([rows], range(exit))
                 right.append(int(found.logits[0].argmax()) == sequence.tokens[at])
                 chances.append(top_probability(found.logits[0]))
                 target.release(copy)

@@ -25,7 +25,7 @@ from tests.drafters.network.test_trained import (
 )
 
 from paceline.core import tree as trees
-from paceline.core.target import Block, Pass
+from paceline.core.target import Rows
 from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.drafters.base import DrafterContext, NoDrafter
 from paceline.drafters.combine.fallback import FallbackDrafter
@@ -60,14 +60,14 @@ def verified(made: Any, target: Any, draft: TokenTree | None) -> tuple[Any, Any,
     cache = target.open()
     target.prefill(cache, PROMPT[:-1])
     made._asked = {id(cache)}
-    [out] = made.forward(target, [Pass(cache, PROMPT[-1:], draft)])
+    [out] = made.forward(target, [Rows.draft(cache, PROMPT[-1:], draft)])
     return cache, out, made._rows[id(cache)]
 
 
 class Seen(HiddenTransferDrafter):
     """Negative control: tokens see the pseudo states."""
 
-    def _beside(self, block: Block, tokens: Block, each: int) -> Block:
+    def _beside(self, block: Rows, tokens: Rows, each: int) -> Rows:
         out = super()._beside(block, tokens, each)
         out.sees[: len(tokens.tokens), len(block.tokens) :] = True
         return out
@@ -81,15 +81,15 @@ def test_no_bit_of_a_token_changes(draft: TokenTree | None, kind: Any) -> None:
     found = found.logits.copy()
     path = [0, 2, 3] if draft is TREE else []
     target.keep(cache, 1, path)
-    [behind] = target.forward([Pass(cache, [11])])
+    [behind] = target.forward([Rows.draft(cache, [11])])
     behind = behind.logits.copy()
     target.release(cache)
     cache = target.open()
     target.prefill(cache, PROMPT[:-1])
-    [expected] = target.forward([Pass(cache, PROMPT[-1:], draft)])
+    [expected] = target.forward([Rows.draft(cache, PROMPT[-1:], draft)])
     same = np.array_equal(found, expected.logits)
     target.keep(cache, 1, path)
-    [expected] = target.forward([Pass(cache, [11])])
+    [expected] = target.forward([Rows.draft(cache, [11])])
     same &= np.array_equal(behind, expected.logits)
     target.release(cache)
     assert same == (kind is HiddenTransferDrafter)
@@ -98,7 +98,7 @@ def test_no_bit_of_a_token_changes(draft: TokenTree | None, kind: Any) -> None:
 class Further(HiddenTransferDrafter):
     """Negative control: pseudo states stand one place further on."""
 
-    def _beside(self, block: Block, tokens: Block, each: int) -> Block:
+    def _beside(self, block: Rows, tokens: Rows, each: int) -> Rows:
         out = super()._beside(block, tokens, each)
         out.positions[len(block.positions) :] += 1
         return out
@@ -107,7 +107,7 @@ class Further(HiddenTransferDrafter):
 class Apart(HiddenTransferDrafter):
     """Negative control: they do not see those before them."""
 
-    def _beside(self, block: Block, tokens: Block, each: int) -> Block:
+    def _beside(self, block: Rows, tokens: Rows, each: int) -> Rows:
         out, rows = super()._beside(block, tokens, each), len(tokens.tokens)
         out.sees[len(block.tokens) :, rows : len(block.tokens)] = False
         return out
@@ -176,21 +176,21 @@ def built(target: Any, **options: str) -> DrafterContext:
 def test_a_step_runs_every_layer_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafting runs none: the draft is there when the step before has ended."""
     target, run = TARGETS["cpu"](), Counter[Any]()
-    real = target.forward_blocks
+    real = target.forward
 
-    def watched(blocks: Any, layers: Any = None, logits: bool = True) -> Any:
-        run.update(layers)
-        return real(blocks, layers, logits)
+    def watched(rows: Any, layers: Any = None) -> Any:
+        run.update(layers or ())
+        return real(rows, layers)
 
     made = drafter("cpu")
-    monkeypatch.setattr(target, "forward_blocks", watched)
+    monkeypatch.setattr(target, "forward", watched)
     verified(made, target, TREE)
     assert run == dict.fromkeys(range(CONFIG.layers), 1)
     sequence = Sequence.start(0, PROMPT, GREEDY)
     sequence.cache = target.open()
     target.prefill(sequence.cache, PROMPT[:-1])
     assert made.propose([sequence], [Budget(4, 4)]) == [trees.EMPTY]
-    outputs = made.forward(target, [Pass(sequence.cache, PROMPT[-1:])])
+    outputs = made.forward(target, [Rows.draft(sequence.cache, PROMPT[-1:])])
     token = int(outputs[0].logits[0].argmax())
     sequence.tokens.append(token)
     made.observe([sequence], [trees.EMPTY], [Verdict((), token)], outputs)
@@ -226,16 +226,20 @@ def test_without_room_for_pseudo_states_tokens_are_verified_alone(
 ) -> None:
     target, made = TARGETS["cpu"](), drafter("cpu")
 
-    def full(*_: Any) -> Any:
-        raise OutOfMemory("no room")
+    real = target.forward
+
+    def full(rows: Any, layers: Any = None) -> Any:
+        if layers is not None:
+            raise OutOfMemory("no room")
+        return real(rows)
 
     cache = target.open()
     target.prefill(cache, PROMPT[:-1])
     made._asked = {id(cache)}
-    asked = [Pass(cache, PROMPT[-1:], TREE)]
+    asked = [Rows.draft(cache, PROMPT[-1:], TREE)]
     [expected] = target.forward(asked)
     expected = expected.logits.copy()
-    monkeypatch.setattr(target, "forward_blocks", full)
+    monkeypatch.setattr(target, "forward", full)
     [found] = made.forward(target, asked)
     assert np.array_equal(found.logits, expected)
     assert not made._rows
@@ -243,7 +247,7 @@ def test_without_room_for_pseudo_states_tokens_are_verified_alone(
     long = target.open()
     target.prefill(long, [7] * (CONFIG.max_context - 3))
     made._asked = {id(long)}
-    made.forward(target, [Pass(long, [7], trees.chain([8]))])  # pseudo states would end behind it
+    made.forward(target, [Rows.draft(long, [7], trees.chain([8]))])  # pseudo states end too late
     assert not made._rows
 
 

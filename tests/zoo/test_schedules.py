@@ -18,7 +18,7 @@ from tests.helpers.decoding_loop import decode_all
 from tests.proof.joints import joint_of_steps
 from tests.runtimes import tiny_cpu
 
-from paceline.core.target import Output, Pass, Target
+from paceline.core.target import Output, Rows, Target
 from paceline.core.types import Budget, SamplingParams
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
@@ -100,22 +100,22 @@ def test_the_loop_is_exact(make: Callable[[], Drafter], params: SamplingParams) 
 class Trusting(Pearl):
     """Takes what the draft model says for what the target says."""
 
-    def forward(self, target: Target, passes: list[Pass]) -> list[Output]:
+    def forward(self, target: Target, passes: list[Rows]) -> list[Output]:
         return TabularTarget(half_right, 2).forward(passes)
 
 
 class OthersStates(Mirror):
     """Goes on from states in another order."""
 
-    def forward(self, target: Target, passes: list[Pass]) -> list[Output]:
-        run = self._target.forward_blocks
+    def forward(self, target: Target, passes: list[Rows]) -> list[Output]:
+        run = self._target.forward
 
-        def turned(blocks: Any, layers: Any, logits: bool = True) -> Any:
+        def turned(blocks: Any, layers: Any = None) -> Any:
             if blocks[0].inputs is not None:
                 blocks = [replace(each, inputs=each.inputs[::-1]) for each in blocks]
-            return run(blocks, layers, logits)
+            return run(blocks, layers)
 
-        self._target.forward_blocks = turned  # type: ignore[method-assign]
+        self._target.forward = turned  # type: ignore[method-assign]
         return super().forward(target, passes)
 
 

@@ -13,7 +13,7 @@ from tests.proof.joints import joint_of_steps
 from tests.runtimes import tiny_cpu
 
 from paceline.core import tree as trees
-from paceline.core.target import Block, Pass
+from paceline.core.target import Rows
 from paceline.core.types import Budget, DraftSampling, SamplingParams, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
 from paceline.drafters.draft_model import DraftModel
@@ -117,7 +117,7 @@ def by_hand(model: Any, tokens: list[int], confidence: float) -> tuple[np.ndarra
     cache = model.open()
     model.prefill(cache, tokens[:-1])
     for exit in EXITS:
-        [found] = model.forward_blocks([Block.chain(cache, tokens[-1:])], tuple(range(exit)))
+        [found] = model.forward([Rows.draft(cache, tokens[-1:])], tuple(range(exit)))
         row = found.logits[-1].copy()
         if top_probability(row) >= confidence:
             break
@@ -156,7 +156,7 @@ def test_segments_filled_late_are_those_of_the_text_bit_for_bit(kind: type[Sorte
     equal, exits = [], set()
     for step in range(30):
         some = [at for at in range(3) if (step + at) % 4]
-        outputs = model.forward([Pass(caches[at], pending[at]) for at in some])
+        outputs = model.forward([Rows.draft(caches[at], pending[at]) for at in some])
         for at, output in zip(some, outputs, strict=True):
             row, exit = by_hand(inner, texts[at], confidence)
             equal.append(np.array_equal(output.logits[0], row))
@@ -180,7 +180,7 @@ def test_a_failure_half_way_is_made_good() -> None:
     text = [3, 5, 7, 9]
     cache = model.open()
     model.prefill(cache, text[:-1])
-    run = inner.forward_blocks
+    run = inner.forward
     for failing in range(1, 4):
         calls = iter(range(1, 9))
 
@@ -189,13 +189,13 @@ def test_a_failure_half_way_is_made_good() -> None:
                 raise MemoryError
             return run(*given)
 
-        inner.forward_blocks = broken  # type: ignore[method-assign]
+        inner.forward = broken  # type: ignore[method-assign]
         with pytest.raises(MemoryError):
-            model.forward([Pass(cache, text[-1:])])
-        inner.forward_blocks = run  # type: ignore[method-assign]
+            model.forward([Rows.draft(cache, text[-1:])])
+        inner.forward = run  # type: ignore[method-assign]
         if cache.length == len(text):
             model.truncate(cache, len(text) - 1)
-        [found] = model.forward([Pass(cache, text[cache.length :])])
+        [found] = model.forward([Rows.draft(cache, text[cache.length :])])
         assert np.array_equal(found.logits[0], by_hand(inner, text, 1.0)[0])
         text.append(11)
 

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 from tests.helpers.tiny_model import named_tensors, tiny_config, tiny_tokenizer
 
 from paceline.cli.app import run
-from paceline.core.target import Pass, RuntimeOptions
+from paceline.core.target import Rows, RuntimeOptions
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption, PromptError, RuntimeUnavailable
 from paceline.models.text import Tokenizer
@@ -68,7 +68,7 @@ def test_a_superposed_row_lies_between_its_tokens(target: TorchTarget) -> None:
 
     cache = target.open()
     target.prefill(cache, ids)
-    [plain] = target.forward([Pass(cache, [7])])
+    [plain] = target.forward([Rows.draft(cache, [7])])
     assert np.abs(logits([7], [1.0]) - plain.logits[0]).max() < 1e-12
     assert np.abs(logits([7, 9], [1.0, 0.0]) - plain.logits[0]).max() < 1e-12
     assert np.abs(logits([7, 9], [0.5, 0.5]) - plain.logits[0]).max() > 0.01

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.target import Output, Pass
+from paceline.core.target import Output, Rows
 from paceline.core.types import LogitArray
 from paceline.proof.tabular import TabularCache, TabularModel, TabularTarget
 from paceline.zoo.superposed import MISS, NGrams, superpose, weights
@@ -37,7 +37,7 @@ class Superposed(TabularTarget):
         super().release(cache)
         self.live -= 1
 
-    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+    def forward(self, passes: Sequence[Rows]) -> list[Output]:
         self.forwards += 1
         return super().forward(passes)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from paceline.core import tree as trees
 from paceline.core.options import NAMED, among, at_least, check_fields
 from paceline.core.types import BoolArray, Capabilities, IntArray, LogitArray, TokenTree
 from paceline.errors import InvalidOption
@@ -56,104 +57,172 @@ class Cache(Protocol):
     def length(self) -> int: ...
 
 
-class Pass(NamedTuple):
-    """One sequence's part of a forward.
+# A layer by index, or one half of it.
+Half = Literal["attention", "feed-forward"]
+Layer = int | tuple[int, Half]
+
+# `Rows.wanted` of rows without logits.
+NO_LOGITS: IntArray = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """One sequence's rows of a forward: new tokens, then others that may be kept or not.
+
+    `draft` makes those of a chain and a tree, `block` all others.
 
     Attributes:
-        cache: holds the tokens before `pending`.
-        pending: committed tokens not cached yet, at least one; the last is the root. More than one
-            if a draft model lags its target.
-        hidden: return hidden states of root and nodes.
-        features: return features, of the pending tokens too.
+        cache: holds the tokens before them.
+        tokens: ids, at least one.
+        num_new: how many, from the first, are new tokens: committed, and not cached yet. The last
+            of these is the root.
+        tree: the other tokens, if they are a tree after the root.
+        positions: int64 `[rows]`, which may repeat; None as `tree` says.
+        sees: bool `[rows, rows]`, the rows that each row sees, itself included; None as `tree`
+            says.
+        cached: int64 `[rows]`, how many cached keys a row sees, from the first; None for all.
+        inputs: float32 `[rows, hidden_size]`, in place of the tokens' embeddings: embeddings, or
+            `Output.state` of the layers before.
+        wanted: int64 `[wanted]`, ascending rows whose logits are asked for; None for all from the
+            root on.
+        hidden: return hidden states of wanted rows.
+        features: return features of all rows.
         argmax: a hint: the caller can use argmax tokens.
     """
 
     cache: Any
-    pending: Sequence[int]
-    draft: TokenTree | None = None
+    tokens: Sequence[int]
+    num_new: int
+    tree: TokenTree | None = None
+    positions: IntArray | None = None
+    sees: BoolArray | None = None
+    cached: IntArray | None = None
+    inputs: LogitArray | None = None
+    wanted: IntArray | None = None
     hidden: bool = False
     features: bool = False
     argmax: bool = False
 
+    @classmethod
+    def draft(
+        cls,
+        cache: Any,
+        new_tokens: Sequence[int],
+        tree: TokenTree | None = None,
+        *,
+        inputs: LogitArray | None = None,
+        wanted: IntArray | None = None,
+        hidden: bool = False,
+        features: bool = False,
+        argmax: bool = False,
+    ) -> Rows:
+        """Return rows of new tokens after the cached ones, and of a draft after the last of them.
+
+        There are more new tokens than one if a draft model lags its target.
+        """
+        count = len(new_tokens)
+        tokens = [*new_tokens, *tree.tokens.tolist()] if tree else new_tokens
+        return cls(
+            cache, tokens, count, tree, None, None, None, inputs, wanted, hidden, features, argmax
+        )
+
+    @classmethod
+    def block(
+        cls,
+        cache: Any,
+        tokens: Sequence[int] | IntArray,
+        positions: IntArray,
+        sees: BoolArray,
+        *,
+        cached: IntArray | None = None,
+        inputs: LogitArray | None = None,
+        wanted: IntArray | None = None,
+        num_new: int = 0,
+    ) -> Rows:
+        """Return rows that are no chain with a tree: masks, blocks, other orders, repeats."""
+        ids = np.asarray(tokens, dtype=np.int64).tolist()
+        return cls(cache, ids, num_new, None, positions, sees, cached, inputs, wanted)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def root(self) -> int:
+        """Row of the last new token; 0 if none is new."""
+        return max(self.num_new - 1, 0)
+
+    @property
+    def wanted_rows(self) -> IntArray:
+        return np.arange(self.root, len(self)) if self.wanted is None else self.wanted
+
+
+def row_positions(rows: Rows) -> IntArray:
+    """Return int64 `[rows]`, positions in the sequence; a node's is the root's plus its depth."""
+    if rows.positions is not None:
+        return rows.positions
+    begin = rows.cache.length
+    positions = np.arange(begin, begin + rows.num_new, dtype=np.int64)
+    if not rows.tree:
+        return positions
+    return np.concatenate([positions, trees.depths(rows.tree) + positions[-1]])
+
+
+def row_mask(rows: Rows, window: int = 0, past: int | None = None) -> BoolArray:
+    """Return what rows see, bool `[rows, past + rows]`.
+
+    A new token sees the cached tokens and the new ones up to itself. A node sees all of those, its
+    ancestors and itself. A window leaves the last so many of the positions of a draft, or of the
+    keys that a row of a block sees; 0 leaves all. `past` is the number of columns of cached keys;
+    None for all.
+    """
+    past = rows.cache.length if past is None else past
+    if rows.sees is not None:
+        cached = np.full(len(rows), past) if rows.cached is None else rows.cached
+        mask = np.concatenate([np.arange(past) < cached[:, None], rows.sees], axis=1)
+        if window:
+            mask &= mask[:, ::-1].cumsum(axis=1)[:, ::-1] <= window
+        return mask
+    mask = np.tri(len(rows), past + len(rows), past, dtype=np.bool_)
+    if rows.tree:
+        mask[rows.num_new :, past + rows.num_new :] = trees.ancestor_mask(rows.tree)
+    if window:
+        own = row_positions(rows)
+        mask &= np.concatenate([np.arange(past), own]) > own[:, None] - window
+    return mask
+
+
+NO_STATE: LogitArray = np.zeros((0, 0), dtype=np.float32)
+
 
 class Output(NamedTuple):
-    """Result of a forward for one sequence. Row 0 is the root, row i + 1 is node i of the draft.
+    """Result of a forward for one sequence.
+
+    Of `Rows.draft`, logits and hidden states begin at the root: row i + 1 is node i of the draft.
 
     Attributes:
-        logits: float32 `[1 + nodes, vocabulary]`, a view that the next forward may overwrite.
-            float64 for models in float64 (strict tests).
-        hidden: float32 `[1 + nodes, hidden_size]` after the final norm, before the LM head.
-        features: float32 `[pending + nodes, 4 * hidden_size]`: the inputs of each of
+        logits: float32 `[wanted, vocabulary]`, a view that the next forward may overwrite. float64
+            for models in float64 (strict tests).
+        hidden: float32 `[wanted, hidden_size]` after the final norm, before the LM head.
+        features: float32 `[rows, 4 * hidden_size]`: the inputs of each of
             `Capabilities.feature_layers` and the final hidden state, concatenated. A view.
-        argmax: argmax per row, ties to the lowest id, or -1 if unknown; may be empty.
+        argmax: argmax per wanted row, ties to the lowest id, or -1 if unknown; may be empty.
+        state: float32 `[rows, hidden_size]`, after the layers that were run; empty unless they
+            were named. A view.
     """
 
     logits: LogitArray
     hidden: LogitArray | None = None
     features: LogitArray | None = None
     argmax: Sequence[int] = ()
-
-
-# A layer by index, or one half of it.
-Half = Literal["attention", "feed-forward"]
-Layer = int | tuple[int, Half]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """Rows of one sequence that are no chain with a tree: masks, blocks, other orders, repeats.
-
-    Attributes:
-        cache: of the sequence.
-        tokens: int64 `[rows]`, ids.
-        positions: int64 `[rows]`; they may repeat.
-        sees: bool `[rows, rows]`, the rows that each row sees; its own is among them.
-        cached: int64 `[rows]`, how many cached keys a row sees, from the first; None for all.
-        inputs: float32 `[rows, hidden_size]`, in place of the tokens' embeddings: embeddings, or
-            `BlockOutput.state` of the layers before.
-        wanted: int64 `[wanted]`, ascending rows whose logits are asked for; None for all.
-        pending: how many rows, from the first, `keep` gets as pending tokens and not in its path.
-    """
-
-    cache: Any
-    tokens: IntArray
-    positions: IntArray
-    sees: BoolArray
-    cached: IntArray | None = None
-    inputs: LogitArray | None = None
-    wanted: IntArray | None = None
-    pending: int = 0
-
-    @property
-    def wanted_rows(self) -> IntArray:
-        return np.arange(len(self.tokens)) if self.wanted is None else self.wanted
-
-    @classmethod
-    def chain(cls, cache: Any, tokens: Sequence[int], inputs: LogitArray | None = None) -> Block:
-        """Return the rows of committed tokens after the cached ones."""
-        ids = np.asarray(tokens, dtype=np.int64)
-        places = np.arange(cache.length, cache.length + len(ids), dtype=np.int64)
-        return cls(cache, ids, places, np.tri(len(ids), dtype=np.bool_), None, inputs)
-
-
-class BlockOutput(NamedTuple):
-    """Result of a block.
-
-    Attributes:
-        logits: float32 `[wanted, vocabulary]`, of the final norm and head over `state`.
-        state: float32 `[rows, hidden_size]`, after the layers that were run.
-    """
-
-    logits: LogitArray
-    state: LogitArray
+    state: LogitArray = NO_STATE
 
 
 class Target(Protocol):
     """A model on a runtime. Lossless rules preserve its output distribution.
 
-    A step is `forward`, then `keep` per sequence. `forward` writes keys and values of pending
-    tokens and drafts after the cached prefix. `keep` appends the pending tokens and the accepted
-    path to the prefix and drops the rest. Without `keep` the cache is unchanged.
+    A step is `forward`, then `keep` per sequence. `forward` writes keys and values of its rows
+    after the cached prefix. `keep` appends the new tokens and the accepted path to the prefix and
+    drops the rest. Without `keep` the cache is unchanged.
     """
 
     @property
@@ -174,19 +243,34 @@ class Target(Protocol):
         """
         ...
 
-    def forward(self, passes: Sequence[Pass]) -> list[Output]:
-        """Run one ragged forward over all `passes`, in order."""
-        ...
+    def forward(self, rows: Sequence[Rows], layers: Sequence[Layer] | None = None) -> list[Output]:
+        """Run one ragged forward over the rows of some sequences, in order.
 
-    def keep(self, cache: Any, pending: int, path: Sequence[int]) -> None:
-        """Commit the last forward's `pending` tokens and the nodes of `path` to `cache`.
+        Args:
+            rows: of sequences that differ; those of `Rows.block` or with inputs need
+                `Capabilities.blocks`.
+            layers: to run, in this order; None for all. Any others need `Capabilities.blocks`.
+                Rows are written at the same places of the cache whichever layers run, so that
+                others can go on from `Output.state` before `keep`. Features are of all layers.
 
-        Of a block `path` names any of the rows behind `Block.pending`.
+        Raises:
+            InvalidOption: a layer is not there, or some rows have inputs and some have none.
+            OutOfMemory: the cache has no room.
         """
         ...
 
-    def truncate(self, cache: Any, length: int) -> None:
-        """Drop all cached tokens from position `length` on."""
+    def keep(self, cache: Any, num_new: int, path: Sequence[int]) -> None:
+        """Commit the last forward's new tokens, and of its other rows those of `path`.
+
+        Row i of `path` is node i of a draft; of a block it is any row after the new ones.
+        """
+        ...
+
+    def truncate(self, cache: Any, length: int, hold: bool = False) -> None:
+        """Drop all cached tokens from position `length` on.
+
+        `hold` leaves their keys and values where they are, for other layers to go on from.
+        """
         ...
 
     def fork(self, cache: Any) -> Any:
@@ -195,28 +279,6 @@ class Target(Protocol):
 
     def release(self, cache: Any) -> None:
         """Free the cache; it must not be used again."""
-        ...
-
-
-class BlockTarget(Target, Protocol):
-    """A target with `Capabilities.blocks`."""
-
-    def forward_blocks(
-        self, blocks: Sequence[Block], layers: Sequence[Layer] | None = None, logits: bool = True
-    ) -> list[BlockOutput]:
-        """Run some layers, in this order; None for all. Outputs are views, as of `forward`.
-
-        Rows are written at the same places of the cache whichever layers run, so that others can go
-        on from `BlockOutput.state` before `keep`. `logits` False wants none of any block.
-
-        Raises:
-            InvalidOption: a layer is not there, or some blocks have inputs and some have none.
-            OutOfMemory: the cache has no room.
-        """
-        ...
-
-    def rewind(self, cache: Any, length: int) -> None:
-        """Truncate, but leave keys and values of layers that were run, for others to go on."""
         ...
 
 
@@ -238,28 +300,13 @@ class TrimsHead(Protocol):
         ...
 
 
-def check_blocks(blocks: Sequence[Block], layers: Sequence[Layer] | None, count: int) -> bool:
-    """Return whether rows start from `inputs`; errors as `BlockTarget.forward_blocks`."""
+def have_inputs(rows: Sequence[Rows], layers: Sequence[Layer] | None, count: int) -> bool:
+    """Return whether rows start from inputs; errors as of `Target.forward`, of so many layers."""
     indices = [each if isinstance(each, int) else each[0] for each in layers or ()]
     odd = [each for each in indices if not 0 <= each < count]
     if odd:
         raise InvalidOption(f"layer {odd[0]} is not one of {count}: give indices from 0 on")
-    given = {each.inputs is not None for each in blocks}
-    if len(given) > 1:
-        raise InvalidOption("some blocks have inputs and some have none: run them apart")
-    return given == {True}
-
-
-def without_logits(blocks: Sequence[Block]) -> list[Block]:
-    """Return blocks that want no logits."""
-    return [replace(each, wanted=np.zeros(0, dtype=np.int64)) for each in blocks]
-
-
-def split_blocks(
-    blocks: Sequence[Block], logits: LogitArray, state: LogitArray
-) -> list[BlockOutput]:
-    """Return the outputs of blocks from those of their rows side by side."""
-    wanted = np.cumsum([len(each.wanted_rows) for each in blocks])[:-1]
-    rows = np.cumsum([len(each.tokens) for each in blocks])[:-1]
-    found = np.split(logits, wanted), np.split(state, rows)
-    return [BlockOutput(*each) for each in zip(*found, strict=True)]
+    given = rows[0].inputs is not None
+    if any((each.inputs is not None) != given for each in rows):
+        raise InvalidOption("some rows have inputs and some have none: run them apart")
+    return given

@@ -264,14 +264,14 @@ class Capabilities:
     """Capabilities of a target, declared by its runtime.
 
     Attributes:
-        hidden_states: whether `Pass.hidden` is supported.
+        hidden_states: whether `Rows.hidden` is supported.
         feature_layers: layers whose inputs are in `Output.features`, lowest first; empty if
-            `Pass.features` is not supported.
+            `Rows.features` is not supported.
         bit_exact: logits do not depend on batch composition and draft, bit for bit. Otherwise
             near-ties may resolve differently.
         tree: whether drafts may branch.
         kv_precision: kv dtype, or None for that of the model.
-        blocks: the target has `forward_blocks`.
+        blocks: it runs `Rows.block`, rows with inputs, and layers apart.
         denoises: how it fills a canvas, if it was trained to.
     """
 

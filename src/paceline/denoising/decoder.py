@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 from paceline.core.metrics import Clock
-from paceline.core.target import Block, BlockTarget
+from paceline.core.target import Rows, Target
 from paceline.core.types import Denoises, Denoising, SamplingParams
 from paceline.denoising.caches import CachePlan
 from paceline.denoising.distributions import Distributions
@@ -39,11 +39,11 @@ class DenoisingDecoder(Decoder):
     """Decode sequences by processes. The prompt rides in the first forward of each."""
 
     autoregressive: ClassVar[bool] = False
-    target: BlockTarget
+    target: Target
 
     def __init__(
         self,
-        target: BlockTarget,
+        target: Target,
         facts: Denoises,
         stops: StopRules,
         make_parts: MakeParts,
@@ -131,10 +131,18 @@ class DenoisingDecoder(Decoder):
             ask = process.ask()
             if ask.drop is not None:
                 self.target.truncate(sequence.cache, ask.drop)
-            rows = ask.tokens, ask.places, ask.sees, ask.cached
-            blocks.append(Block(sequence.cache, *rows, wanted=ask.wanted))
+            blocks.append(
+                Rows.block(
+                    sequence.cache,
+                    ask.tokens,
+                    ask.places,
+                    ask.sees,
+                    cached=ask.cached,
+                    wanted=ask.wanted,
+                )
+            )
         with clock("forward"):
-            outputs = self.target.forward_blocks(blocks)
+            outputs = self.target.forward(blocks)
         commits = []
         for sequence, process, block, output in zip(
             sequences, processes, blocks, outputs, strict=True

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NoReturn, Self
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments
-from paceline.core.target import BlockTarget, Output, Pass, Target
+from paceline.core.target import Output, Rows, Target
 from paceline.core.types import (
     Budget,
     Capabilities,
@@ -78,7 +78,7 @@ class DrafterContext:
     any_draft_model: Callable[[], tuple[Target, Translation]] = _none_named
     denoiser: Callable[[], Target] = _none_named
     below: Callable[[Target], DrafterContext] | None = None
-    layered: BlockTarget | None = None
+    layered: Target | None = None
     learner: Callable[[], Callable[..., Any]] | None = None
 
     @property
@@ -138,13 +138,13 @@ class Drafter(Described, ABC):
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """Draft one tree per sequence, each within its budget."""
 
-    def forward(self, target: Target, passes: List[Pass]) -> list[Output]:
+    def forward(self, target: Target, rows: List[Rows]) -> list[Output]:
         """Run the forward that verifies the drafts, prompts beside them included.
 
         Override it to go on from layers that were run for drafting. What it returns must be what
         `target.forward` would, to the last bit where that is bit-exact.
         """
-        return target.forward(passes)
+        return target.forward(rows)
 
     def observe(
         self,

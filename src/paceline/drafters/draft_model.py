@@ -20,7 +20,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
-from paceline.core.target import Output, Pass, Target, TrimsHead
+from paceline.core.target import Output, Rows, Target, TrimsHead
 from paceline.core.types import Budget, Distribution, IntArray, LogitArray, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.network.trees import draft_sampling
@@ -209,7 +209,7 @@ class DraftModel(Drafter):
     ) -> list[list[Distribution]]:
         # The trunk of a tree is fed like committed tokens and stays in the cache: a chain costs one
         # row per token. Branches are fed again at every level, as a draft.
-        passes: list[Pass] = []
+        asked: list[Rows] = []
         rows: list[list[int]] = []
         for sequence, (tree, nodes) in zip(sequences, asks, strict=True):
             trunk = _trunk(tree)
@@ -220,12 +220,12 @@ class DraftModel(Drafter):
             cache = self._caches[sequence.id]
             draft = trees.take(tree, fed) if len(fed) else None
             begin = self._begins[sequence.id]
-            passes.append(Pass(cache, self._known(known[begin + cache.length :]), draft))
+            asked.append(Rows.draft(cache, self._known(known[begin + cache.length :]), draft))
             rows.append([0 if n < trunk else 1 + int(np.searchsorted(fed, n)) for n in nodes])
-        outputs = self._model.forward(passes)
-        for each in passes:
-            if each.draft is None:
-                self._model.keep(each.cache, len(each.pending), ())
+        outputs = self._model.forward(asked)
+        for each in asked:
+            if each.tree is None:
+                self._model.keep(each.cache, each.num_new, ())
         return [
             [
                 self._distribution(

@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
-from paceline.core.target import Output, Pass, Target
+from paceline.core.target import Output, Rows, Target
 from paceline.core.types import Budget, Distribution, LogitArray, SamplingParams, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.draft_model import DraftModel
@@ -156,7 +156,7 @@ class StringLevel(Drafter):
 
     def _logits(self, chains: List[StringDraft]) -> list[LogitArray]:
         # Of the draft model's next token. Only what is not cached of text and draft is read.
-        passes, texts = [], []
+        rows, texts = [], []
         for chain in chains:
             followed = chain.followed
             text = followed.reader.ids + chain.drafted
@@ -165,11 +165,11 @@ class StringLevel(Drafter):
             if agreed < followed.cache.length:
                 self._model.truncate(followed.cache, agreed)
                 del followed.cached[agreed:]
-            passes.append(Pass(followed.cache, text[agreed:], hidden=self.hidden))
+            rows.append(Rows.draft(followed.cache, text[agreed:], hidden=self.hidden))
             texts.append(text)
-        outputs = self._model.forward(passes)
-        for each, chain, text in zip(passes, chains, texts, strict=True):
-            self._model.keep(each.cache, len(each.pending), ())
+        outputs = self._model.forward(rows)
+        for each, chain, text in zip(rows, chains, texts, strict=True):
+            self._model.keep(each.cache, each.num_new, ())
             chain.followed.cached = text
         return [self._corrected(*each) for each in zip(chains, outputs, strict=True)]
 

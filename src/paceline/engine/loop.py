@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from paceline.core import tree as trees
 from paceline.core.metrics import Clock
-from paceline.core.target import Output, Pass, Target
+from paceline.core.target import Output, Rows, Target
 from paceline.core.types import Denoising, Described, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.engine.decoder import Commit, Decoder
@@ -64,12 +64,12 @@ class AutoregressiveDecoder(Decoder, Described):
         if drafts:
             drafted = self.speculator.draft(sequences, self.verifier, prefill_rows, clock)
         shown = list(map(self.verifier.extend, drafted))
-        passes = self._passes(sequences, shown)
+        rows = self._rows(sequences, shown)
+        count = sum(map(len, rows))
         with clock("forward"):
-            passes += self._prefiller.passes(chunks, self.drafter.needs)
-            outputs = self.speculator.forward(self.target, passes)
-        rows = len(sequences) + sum(map(len, shown))
-        seconds = clock.move("forward", "prefill", prefill_rows / (prefill_rows + rows))
+            rows += self._prefiller.rows(chunks, self.drafter.needs)
+            outputs = self.speculator.forward(self.target, rows)
+        seconds = clock.move("forward", "prefill", prefill_rows / (prefill_rows + count))
         failed = self._prefilled(chunks, outputs[len(sequences) :], seconds)
         commits, verified = [], []
         for sequence, draft, tree, output in zip(sequences, drafted, shown, outputs, strict=False):
@@ -84,13 +84,22 @@ class AutoregressiveDecoder(Decoder, Described):
             sequence.stats.add_step(clock, 1 / len(sequences))
         return commits + failed
 
-    def _passes(self, sequences: List[Sequence], shown: List[TokenTree]) -> list[Pass]:
+    def _rows(self, sequences: List[Sequence], shown: List[TokenTree]) -> list[Rows]:
         needs = self.speculator.needs_of(sequences)
         asked = needs.hidden or self.verifier.needs.hidden
         out = []
         for s, draft in zip(sequences, shown, strict=True):
             hidden, argmax = asked or s.pooled is not None, s.sampler.greedy_argmax
-            out.append(Pass(s.cache, s.tokens[-1:], draft, hidden, needs.features, argmax))
+            out.append(
+                Rows.draft(
+                    s.cache,
+                    s.tokens[-1:],
+                    draft,
+                    hidden=hidden,
+                    features=needs.features,
+                    argmax=argmax,
+                )
+            )
         return out
 
     def _verify(
@@ -205,7 +214,7 @@ class AutoregressiveDecoder(Decoder, Described):
 
     def read(self, chunks: List[Chunk]) -> list[Commit]:
         begin = perf_counter()
-        outputs = self.target.forward(self._prefiller.passes(chunks, self.drafter.needs))
+        outputs = self.target.forward(self._prefiller.rows(chunks, self.drafter.needs))
         return self._prefilled(chunks, outputs, perf_counter() - begin)
 
     def _prefilled(

@@ -1,6 +1,6 @@
 """Chunked prefill of a sequence's tokens: its prompt, or after preemption all it had.
 
-Chunks are passes without drafts in other sequences' forwards; their boundaries change no result.
+Chunks are rows without drafts in other sequences' forwards; their boundaries change no result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.core import tree as trees
-from paceline.core.target import Output, Pass, Target
+from paceline.core.target import Output, Rows, Target
 from paceline.core.types import LogitArray, Needs
 from paceline.engine.memory import memory_of
 from paceline.policy.cost import CostModel
@@ -196,21 +196,23 @@ class Prefiller:
         """Prefill all unread tokens at once; raises OutOfMemory."""
         while sequence.unscored and sequence.unread:
             chunk = Chunk(sequence, min(sequence.unread, SCORED))
-            [output] = self._target.forward(self.passes([chunk], needs))
+            [output] = self._target.forward(self.rows([chunk], needs))
             self.take(chunk, output, 0.0)
         rest = sequence.tokens[sequence.cache.length : -1]
         seen = self._target.prefill(sequence.cache, rest, needs.features)
         self._note(sequence, seen)
 
-    def passes(self, chunks: List[Chunk], needs: Needs) -> list[Pass]:
+    def rows(self, chunks: List[Chunk], needs: Needs) -> list[Rows]:
         out = []
         for sequence, size in chunks:
             start = sequence.cache.length
-            pending, draft = sequence.tokens[start : start + size], None
+            tokens, draft = sequence.tokens[start : start + size], None
             if sequence.unscored:  # all rows of a draft have logits
-                pending, draft = pending[:1], trees.chain(pending[1:])
+                tokens, draft = tokens[:1], trees.chain(tokens[1:])
             pools = sequence.unscored and sequence.pooled is not None
-            out.append(Pass(sequence.cache, pending, draft, pools, needs.features))
+            out.append(
+                Rows.draft(sequence.cache, tokens, draft, hidden=pools, features=needs.features)
+            )
         return out
 
     def take(self, chunk: Chunk, output: Output, seconds: float) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from paceline.core import tree as trees
 from paceline.core.metrics import Clock
-from paceline.core.target import Output, Pass, Target
+from paceline.core.target import Output, Rows, Target
 from paceline.core.types import Budget, LogitArray, Needs, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.engine.client_drafts import SOURCES, ClientDrafts
@@ -77,15 +77,15 @@ class IsolatedDrafter:
             self._give_up(on, error)
             return Needs()
 
-    def forward(self, target: Target, passes: List[Pass]) -> list[Output]:
+    def forward(self, target: Target, rows: List[Rows]) -> list[Output]:
         """Verify as `Drafter.forward`; without the drafter if that fails."""
         try:
-            return self.drafter.forward(target, passes)
+            return self.drafter.forward(target, rows)
         except Exception as error:
             if self.strict or type(self.drafter).forward is Drafter.forward:
                 raise
             _LOG.warning("drafter '%s' failed to verify: %s", self.drafter.name, error)
-            return target.forward(passes)
+            return target.forward(rows)
 
     def observe(self, verified: List[VerifiedDraft]) -> None:
         """Show the drafter its sequences' steps."""

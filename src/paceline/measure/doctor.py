@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from paceline.core import tree as trees
-from paceline.core.target import Pass, Target
+from paceline.core.target import Rows, Target
 from paceline.core.types import ROOT, LogitArray, ProbArray, TokenTree
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption
@@ -48,7 +48,7 @@ class Clocks:
     """Book every moment of a decoder's steps on the innermost part that runs, or on the loop."""
 
     def __init__(self, decoder: Any, parts: Sequence[str]) -> None:
-        self.passes: Sequence[Any] = ()
+        self.rows: Sequence[Any] = ()
         self._decoder = decoder
         self._parts = {name: getattr(decoder, name) for name in parts}
         self._spent: dict[str, float] = {}
@@ -110,7 +110,7 @@ class _Clocked:
 
         def clocked(*given: Any, **named: Any) -> Any:
             if attribute == "forward":
-                self._clocks.passes = given[0]
+                self._clocks.rows = given[0]
             return self._clocks.call(part, value, given, named)
 
         return clocked
@@ -221,7 +221,7 @@ class _Bench:
         self._engine = engine
         self._rows = rows
         self._target = engine.decoder.target
-        self._passes: Sequence[Any] = ()
+        self._asked: Sequence[Any] = ()
 
     @contextmanager
     def request(self, prompt: Sequence[int]) -> Iterator[None]:
@@ -244,9 +244,9 @@ class _Bench:
                 clocks.begin()
                 self._engine.checked_step()
                 found = clocks.end()
-            draft = clocks.passes[0].draft
+            draft = clocks.rows[0].tree
             if 1 + (0 if draft is None else len(draft)) == self._rows:
-                self._passes = clocks.passes
+                self._asked = clocks.rows
                 return found
         raise InvalidOption(
             f"too few drafts of {self._rows - 1} tokens: give fewer rows or another drafter"
@@ -255,7 +255,7 @@ class _Bench:
     def counted(self, count: int) -> Any:
         """Repeat the last step's forward with counters; None where there are none."""
         count_nodes = getattr(self._target, "counted", None)
-        return None if count_nodes is None else count_nodes(self._passes, count)
+        return None if count_nodes is None else count_nodes(self._asked, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +325,7 @@ def _continue(
         while running:
             roots = [(texts[i] or contexts[i])[-1] for i in running]
             outputs = target.forward(
-                [Pass(caches[i], [root]) for i, root in zip(running, roots, strict=True)]
+                [Rows.draft(caches[i], [root]) for i, root in zip(running, roots, strict=True)]
             )
             for i, output in zip(running, outputs, strict=True):
                 texts[i].append(int(output.logits[0].argmax()))
@@ -342,7 +342,7 @@ def _logprobs(target: Target, context: Sequence[int], text: Sequence[int]) -> Pr
     try:
         target.prefill(cache, context[:-1])
         draft = trees.chain(text[:-1])
-        logits: LogitArray = target.forward([Pass(cache, context[-1:], draft)])[0].logits
+        logits: LogitArray = target.forward([Rows.draft(cache, context[-1:], draft)])[0].logits
         x = logits.astype(np.float64)
     finally:
         target.release(cache)
@@ -386,7 +386,7 @@ def noise_floor(target: Target, tokens: Sequence[int]) -> dict[str, float]:
 
 
 def _difference(target: Target, cache: object, root: int, draft: TokenTree) -> float:
-    rows = target.forward([Pass(cache, [root], draft)])[0].logits.copy()
+    rows = target.forward([Rows.draft(cache, [root], draft)])[0].logits.copy()
     worst = 0.0
     for path in trees.leaf_paths(draft):
         plain = _one_by_one(target, cache, [root, *draft.tokens[list(path)].tolist()])
@@ -399,7 +399,7 @@ def _one_by_one(target: Target, cache: object, tokens: Sequence[int]) -> LogitAr
     start = cache.length  # type: ignore[attr-defined]  # caches are opaque but for their length
     rows = []
     for token in tokens:
-        rows.append(target.forward([Pass(cache, [token])])[0].logits[0].copy())
+        rows.append(target.forward([Rows.draft(cache, [token])])[0].logits[0].copy())
         target.keep(cache, 1, ())
     target.truncate(cache, start)
     return np.stack(rows)

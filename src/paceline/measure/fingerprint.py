@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.target import Pass, Target
+from paceline.core.target import Rows, Target
 from paceline.core.types import ROOT, LogitArray, TokenTree
 from paceline.models.config import ModelConfig
 from paceline.models.families import FAMILIES, hf_config
@@ -183,23 +183,23 @@ def fingerprint(target: Target) -> str:
     long, short, empty = target.open(), target.open(), target.open()
     target.prefill(long, ids[:200])
     target.prefill(short, ids[200:220])
-    passes = [
-        Pass(long, ids[220:221], tree),
-        Pass(short, ids[221:223], chain),
-        Pass(empty, ids[223:260]),
+    rows = [
+        Rows.draft(long, ids[220:221], tree),
+        Rows.draft(short, ids[221:223], chain),
+        Rows.draft(empty, ids[223:260]),
     ]
-    _add(found, target, passes)
+    _add(found, target, rows)
     target.keep(long, 1, [0, 1])
     target.keep(short, 2, [0])
     target.keep(empty, 37, [])
-    _add(found, target, [Pass(long, ids[260:261]), Pass(empty, ids[261:262], tree)])
+    _add(found, target, [Rows.draft(long, ids[260:261]), Rows.draft(empty, ids[261:262], tree)])
     for cache in (long, short, empty):
         target.release(cache)
     return found.hexdigest()
 
 
-def _add(found: Any, target: Target, passes: list[Pass]) -> None:
-    for output in target.forward(passes):
+def _add(found: Any, target: Target, rows: list[Rows]) -> None:
+    for output in target.forward(rows):
         found.update(np.ascontiguousarray(output.logits, dtype="<f4").tobytes())
 
 

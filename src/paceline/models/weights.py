@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import LogitArray
-from paceline.errors import ModelError
+from paceline.errors import InvalidOption, ModelError
 from paceline.models.config import ModelConfig
 from paceline.models.families import family_of
 from paceline.models.families.base import HF_ENDS, HF_PARTS, Family
@@ -359,3 +359,32 @@ def _to_float32(raw: np.ndarray[Any, np.dtype[np.uint8]], kind: str) -> LogitArr
         return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
     plain = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}[kind]
     return np.require(raw.view(plain), np.float32, ["C", "W"])
+
+
+def no_rows(width: int) -> LogitArray:
+    return np.zeros((0, width), dtype=np.float32)
+
+
+def with_rows(table: LogitArray, rows: LogitArray) -> tuple[LogitArray, int]:
+    """Append embedding rows to a table; rows that it already holds are not added again.
+
+    Args:
+        table: float32 `[n, width]`.
+        rows: float32 `[m, width]`, finite, at least one.
+
+    Returns:
+        The table, the same object if the rows were there, and the index of the first row.
+
+    Raises:
+        InvalidOption: no rows, another width, or values that are not finite.
+    """
+    wide = rows.ndim == 2 and rows.shape[1:] == table.shape[1:] and len(rows) > 0
+    if not wide or not np.isfinite(rows).all():
+        raise InvalidOption(
+            f"embeddings must be finite rows of width {table.shape[1]}, not of shape {rows.shape}: "
+            "train them for this model"
+        )
+    for first in range(len(table) - len(rows) + 1):
+        if np.array_equal(table[first : first + len(rows)], rows):
+            return table, first
+    return np.concatenate([table, rows.astype(np.float32)]), len(table)

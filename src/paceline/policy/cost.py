@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.cache import cache_dir, write_atomically
-from paceline.core.target import Pass, Target
+from paceline.core.target import Rows, Target
 from paceline.policy.constants import (
     COST_SMOOTHING,
     FORWARD_OUTLIER,
@@ -201,7 +201,7 @@ def measure(target: Target, within: float = CAREFUL) -> CostModel:
     def timed(size: int) -> float:
         draft = trees.chain(rng.integers(0, capabilities.vocab_size, size - 1).tolist())
         begin = perf_counter()
-        target.forward([Pass(cache, [0], draft)])
+        target.forward([Rows.draft(cache, [0], draft)])
         return perf_counter() - begin
 
     try:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.target import Block, BlockOutput
+from paceline.core.target import Layer, Output, Rows
 from paceline.core.types import Attention, Capabilities, Denoises, ProbArray
 
 
 class TableDenoiser:
-    """`BlockTarget` over a joint of `places` symbols after a prompt of `begin` tokens.
+    """`Target` over a joint of `places` symbols after a prompt of `begin` tokens.
 
     A masked row's distribution is the exact conditional of its place, given the tokens that it
     sees. A clean row's is that of its place given the others, or with `autoregressive` that of the
@@ -61,29 +61,27 @@ class TableDenoiser:
     def open(self) -> TableCache:
         return TableCache()
 
-    def forward_blocks(
-        self, blocks: Sequence[Block], layers: Sequence[int] | None = None
-    ) -> list[BlockOutput]:
-        """Return float64 log distributions as logits."""
-        self.forwards.append(sum(len(block.tokens) for block in blocks))
+    def forward(self, rows: Sequence[Rows], layers: Sequence[Layer] | None = None) -> list[Output]:
+        """Return float64 log distributions as logits; rows are of `Rows.block` alone."""
+        self.forwards.append(sum(map(len, rows)))
         out = []
-        for block in blocks:
-            block.cache.asked = list(
-                zip(block.positions.tolist(), block.tokens.tolist(), strict=True)
-            )
-            rows = [self._row(block, row) for row in block.wanted_rows.tolist()]
-            logits: Any = np.stack(rows) if rows else np.zeros((0, self.symbols + 2))
-            out.append(BlockOutput(logits, np.zeros((len(block.tokens), 0), dtype=np.float32)))
+        for each in rows:
+            assert each.positions is not None
+            each.cache.asked = list(zip(each.positions.tolist(), each.tokens, strict=True))
+            found = [self._row(each, row) for row in each.wanted_rows.tolist()]
+            logits: Any = np.stack(found) if found else np.zeros((0, self.symbols + 2))
+            out.append(Output(logits))
         return out
 
-    def keep(self, cache: TableCache, pending: int, path: Sequence[int]) -> None:
-        cache.held += [cache.asked[row] for row in (*range(pending), *path)]
+    def keep(self, cache: TableCache, num_new: int, path: Sequence[int]) -> None:
+        kept = (*range(num_new), *(num_new + row for row in path))
+        cache.held += [cache.asked[row] for row in kept]
         cache.asked = []
 
-    def prefill(self, cache: TableCache, tokens: Sequence[int]) -> None:
+    def prefill(self, cache: TableCache, tokens: Sequence[int], features: bool = False) -> None:
         cache.held += enumerate(tokens, cache.length)
 
-    def truncate(self, cache: TableCache, length: int) -> None:
+    def truncate(self, cache: TableCache, length: int, hold: bool = False) -> None:
         del cache.held[length:]
 
     def fork(self, cache: TableCache) -> TableCache:
@@ -96,9 +94,10 @@ class TableDenoiser:
         # Nothing to do.
         ...
 
-    def _row(self, block: Block, row: int) -> ProbArray:
+    def _row(self, block: Rows, row: int) -> ProbArray:
         cached = len(block.cache.held) if block.cached is None else int(block.cached[row])
         seen = dict(block.cache.held[:cached])
+        assert block.sees is not None
         seen |= {block.cache.asked[each] for each in np.flatnonzero(block.sees[row])}
         place, token = block.cache.asked[row]
         if (self._facts.autoregressive and token != self.mask) or self._facts.shifted:

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from paceline.core.constraint import Constraint
-from paceline.core.target import Output, Pass
+from paceline.core.target import Layer, Output, Rows
 from paceline.core.tree import path_to
 from paceline.core.types import (
     ROOT,
@@ -188,30 +188,30 @@ class TabularTarget:
         self._check(cache)
         self._append(cache, tokens)
 
-    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+    def forward(self, rows: Sequence[Rows], layers: Sequence[Layer] | None = None) -> list[Output]:
         for output in self._given:
             output.logits.fill(np.nan)
-        if len({id(each.cache) for each in passes}) < len(passes):
+        if len({id(each.cache) for each in rows}) < len(rows):
             raise ValueError("a cache stands twice in one forward")
-        self._given = [self._row(each) for each in passes]
+        self._given = [self._output(each) for each in rows]
         return list(self._given)
 
-    def keep(self, cache: TabularCache, pending: int, path: Sequence[int]) -> None:
+    def keep(self, cache: TabularCache, num_new: int, path: Sequence[int]) -> None:
         self._check(cache)
         if cache.forwarded is None:
             raise ValueError("keep without a forward")
         tokens, draft = cache.forwarded
-        if pending > len(tokens) or (path and pending < len(tokens)):
-            raise ValueError(f"{pending} of {len(tokens)} pending tokens cannot be kept")
+        if num_new > len(tokens) or (path and num_new < len(tokens)):
+            raise ValueError(f"{num_new} of {len(tokens)} new tokens cannot be kept")
         above = ROOT
         for node in path:
             if draft is None or int(draft.parents[node]) != above:
                 raise ValueError(f"{tuple(path)} is no path of the draft")
             above = node
         drafted = [] if draft is None else draft.tokens[list(path)].tolist()
-        self._append(cache, [*tokens[:pending], *drafted])
+        self._append(cache, [*tokens[:num_new], *drafted])
 
-    def truncate(self, cache: TabularCache, length: int) -> None:
+    def truncate(self, cache: TabularCache, length: int, hold: bool = False) -> None:
         self._check(cache)
         if not 0 <= length <= cache.length:
             raise ValueError(f"a cache of {cache.length} tokens cannot be cut to {length}")
@@ -239,17 +239,18 @@ class TabularTarget:
         cache.tokens += tokens
         cache.forwarded = None
 
-    def _row(self, each: Pass) -> Output:
-        self._check(each.cache)
-        if not each.pending:
-            raise ValueError("a pass needs at least one pending token")
-        if each.hidden:
+    def _output(self, rows: Rows) -> Output:
+        self._check(rows.cache)
+        if not rows.num_new:
+            raise ValueError("a table needs at least one new token")
+        if rows.hidden:
             raise ValueError("a table has no hidden states")
-        each.cache.forwarded = (tuple(each.pending), each.draft)
-        context = (*each.cache.tokens, *each.pending)
-        rows = [self._logits(context)]
-        if each.draft is not None:
-            for node in range(len(each.draft)):
-                path = each.draft.tokens[list(path_to(each.draft, node))]
-                rows.append(self._logits((*context, *path.tolist())))
-        return Output(np.stack(rows))
+        new_tokens, draft = tuple(rows.tokens[: rows.num_new]), rows.tree
+        rows.cache.forwarded = new_tokens, draft
+        context = (*rows.cache.tokens, *new_tokens)
+        logits = [self._logits(context)]
+        if draft is not None:
+            for node in range(len(draft)):
+                path = draft.tokens[list(path_to(draft, node))]
+                logits.append(self._logits((*context, *path.tolist())))
+        return Output(np.stack(logits))

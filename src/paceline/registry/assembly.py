@@ -192,7 +192,7 @@ class SpeculationBuilder:
             any_draft_model=lambda: self._translated(model(translated=True)),
             denoiser=lambda: model(default=drafting_denoiser(source.fingerprint)).target,
             below=self._context_below,
-            layered=target if target.capabilities.blocks else None,  # type: ignore[arg-type]
+            layered=target if target.capabilities.blocks else None,
             learner=registry.online_learner,
         )
 

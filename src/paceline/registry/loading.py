@@ -6,11 +6,11 @@ import importlib.util
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from paceline.core.cache import read_text
 from paceline.core.expressions import parse
-from paceline.core.target import BlockTarget, RuntimeOptions, TakesMaskRows
+from paceline.core.target import RuntimeOptions, TakesMaskRows
 from paceline.core.types import Denoising, SamplingParams
 from paceline.denoising.decoder import DenoisingDecoder
 from paceline.engine.engine import Engine
@@ -308,7 +308,7 @@ def _canvas_decoder(loaded: Loaded, asked: Options) -> tuple[DenoisingDecoder, d
             f"and {loaded.source.name} fills a canvas: leave them out, or use sampler "
             f"'{AUTOREGRESSIVE}'"
         )
-    target = cast(BlockTarget, loaded.target)
+    target = loaded.target
     facts = target.capabilities.denoises
     assert facts is not None
     canvas = Denoising(asked.sampler, asked.block, asked.canvas_cache)

@@ -294,10 +294,10 @@ class PagedCache:
         if moves:
             self.pool.move([place(old) for old, _ in moves], [place(new) for _, new in moves])
 
-    def truncate(self, length: int) -> None:
-        """Drop positions from `length` on and release unused blocks."""
+    def truncate(self, length: int, hold: bool = False) -> None:
+        """Drop positions from `length` on; release unused blocks, or hold them with all rows."""
         self.discard()
-        used = -(-length // BLOCK)
+        used = len(self.blocks) if hold else -(-length // BLOCK)
         self.pool.drop(self.blocks[used:])
         del self.blocks[used:]
         self.length = length

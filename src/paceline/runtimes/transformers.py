@@ -24,13 +24,20 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from paceline.core import tree
 from paceline.core.processor import usable_threads
-from paceline.core.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
+from paceline.core.target import (
+    DEFAULT_OPTIONS,
+    Layer,
+    Output,
+    Rows,
+    RuntimeOptions,
+    row_mask,
+    row_positions,
+)
 from paceline.core.types import BoolArray, Capabilities, IntArray
 from paceline.errors import ModelError, RuntimeUnavailable
 from paceline.models.config import ModelConfig, inverse_frequencies
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights, canonical_name
-from paceline.runtimes.passes import pass_mask, pass_positions, pass_tokens
 from paceline.runtimes.torch.target import to_numpy, torch_device, torch_dtype
 
 
@@ -324,32 +331,32 @@ class TransformersTarget:
         self, cache: TransformersCache, tokens: Sequence[int], features: bool = False
     ) -> None:
         for start in range(0, len(tokens), _CHUNK):
-            chunk = Pass(cache, tokens[start : start + _CHUNK])
+            chunk = Rows.draft(cache, tokens[start : start + _CHUNK])
             self._run(_lanes(chunk, self.shape), hidden=False)
-            self.keep(cache, len(chunk.pending), ())
+            self.keep(cache, chunk.num_new, ())
 
     @torch.inference_mode()
-    def forward(self, passes: Sequence[Pass]) -> list[Output]:
-        lanes = [_lanes(p, self.shape) for p in passes]
+    def forward(self, rows: Sequence[Rows], layers: Sequence[Layer] | None = None) -> list[Output]:
+        lanes = [_lanes(each, self.shape) for each in rows]
         logits: dict[int, Tensor] = {}
         hidden: dict[int, Tensor] = {}
-        for group in self._groups(passes):
-            wanted = any(passes[i].hidden for i in group)
-            rows, states = self._run([lane for i in group for lane in lanes[i]], wanted)
+        for group in self._groups(rows):
+            wanted = any(rows[i].hidden for i in group)
+            found, states = self._run([lane for i in group for lane in lanes[i]], wanted)
             for i in group:
-                mine, rows = rows[: len(lanes[i])], rows[len(lanes[i]) :]
+                mine, found = found[: len(lanes[i])], found[len(lanes[i]) :]
                 logits[i] = _by_node(lanes[i], mine)
                 if states:
                     mine, states = states[: len(lanes[i])], states[len(lanes[i]) :]
                     hidden[i] = _by_node(lanes[i], mine)
         return [
-            Output(to_numpy(logits[i]), to_numpy(hidden[i]) if p.hidden else None)
-            for i, p in enumerate(passes)
+            Output(to_numpy(logits[i]), to_numpy(hidden[i]) if each.hidden else None)
+            for i, each in enumerate(rows)
         ]
 
     @torch.inference_mode()
-    def keep(self, cache: TransformersCache, pending: int, path: Sequence[int]) -> None:
-        start = cache.length + pending
+    def keep(self, cache: TransformersCache, num_new: int, path: Sequence[int]) -> None:
+        start = cache.length + num_new
         if cache.paths:
             count, nodes = len(path), tuple(path)
             cache.row = next(row for row, has in cache.paths if has[:count] == nodes)
@@ -358,7 +365,7 @@ class TransformersTarget:
             cache.buffers.move(cache.row, start, path)
         cache.length, cache.paths = start + len(path), []
 
-    def truncate(self, cache: TransformersCache, length: int) -> None:
+    def truncate(self, cache: TransformersCache, length: int, hold: bool = False) -> None:
         cache.length = min(cache.length, length)
 
     @torch.inference_mode()
@@ -372,12 +379,12 @@ class TransformersTarget:
     def release(self, cache: TransformersCache) -> None:
         cache.buffers, cache.length = None, 0
 
-    def _groups(self, passes: Sequence[Pass]) -> Iterable[list[int]]:
-        # Passes of one forward each, by index.
+    def _groups(self, rows: Sequence[Rows]) -> Iterable[list[int]]:
+        # Sequences of one forward each, by index.
         groups: dict[int, list[int]] = {}
-        for i, p in enumerate(passes):
-            apart = self._alone or (p.draft is None and len(p.pending) > _LONG)
-            same = p.cache.length if self.shape is Shape.LENGTHS else 0
+        for i, each in enumerate(rows):
+            apart = self._alone or (each.tree is None and each.num_new > _LONG)
+            same = each.cache.length if self.shape is Shape.LENGTHS else 0
             groups.setdefault(-1 - i if apart else same, []).append(i)
         return groups.values()
 
@@ -463,12 +470,12 @@ class TransformersTarget:
             self.prefill(cache, text[:-2])
         sizes = (0, 0)
         for path in ((2, 3), ()):
-            passes = [
-                Pass(cache, text[cache.length :], draft, hidden=True)
+            rows = [
+                Rows.draft(cache, text[cache.length :], draft, hidden=True)
                 for cache, text, draft in zip(caches, texts, _DRAFTS, strict=True)
             ]
-            for p, text, output in zip(passes, texts, self.forward(passes), strict=True):
-                draft = p.draft or tree.EMPTY
+            for each, text, output in zip(rows, texts, self.forward(rows), strict=True):
+                draft = each.tree or tree.EMPTY
                 for nodes in tree.leaf_paths(draft) or [()]:
                     whole = self._uncached(text + draft.tokens[list(nodes)].tolist())
                     found = output.logits[[0, *(node + 1 for node in nodes)]]
@@ -476,9 +483,9 @@ class TransformersTarget:
                         return None
                 assert output.hidden is not None
                 sizes = output.logits.shape[1], output.hidden.shape[1]
-            for p, text in zip(passes, texts, strict=True):
-                taken = path if p.draft is _BRANCHED else ()
-                self.keep(p.cache, len(p.pending), taken)
+            for each, text in zip(rows, texts, strict=True):
+                taken = path if each.tree is _BRANCHED else ()
+                self.keep(each.cache, each.num_new, taken)
                 text += [*_BRANCHED.tokens[list(taken)].tolist(), 3 % most]
         return sizes
 
@@ -513,17 +520,16 @@ def _plain(lanes: list[_Lane]) -> bool:
     return chain and all(np.array_equal(lane.positions, first) for lane in lanes)
 
 
-def _lanes(p: Pass, shape: Shape) -> list[_Lane]:
-    """Return the rows of a pass: one, or one per path of a tree."""
-    tokens, positions = pass_tokens(p), pass_positions(p, p.cache.length)
-    seen, pending = pass_mask(p, 0), len(p.pending)
-    if p.draft is None or shape is Shape.TREES or tree.is_chain(p.draft):
-        return [_Lane(p.cache, tokens, positions, seen, pending - 1)]
+def _lanes(rows: Rows, shape: Shape) -> list[_Lane]:
+    """Return the rows of a sequence: one, or one per path of a tree."""
+    cache, tokens, positions = rows.cache, np.asarray(rows.tokens), row_positions(rows)
+    if not rows.tree or shape is Shape.TREES or tree.is_chain(rows.tree):
+        return [_Lane(cache, tokens, positions, row_mask(rows, past=0), rows.root)]
     lanes = []
-    for path in tree.leaf_paths(p.draft):
-        rows = np.array([*range(pending), *(pending + node for node in path)])
-        chain = np.tri(len(rows), dtype=np.bool_)
-        lanes.append(_Lane(p.cache, tokens[rows], positions[rows], chain, pending - 1, path))
+    for path in tree.leaf_paths(rows.tree):
+        own = np.array([*range(rows.num_new), *(rows.num_new + node for node in path)])
+        chain = np.tri(len(own), dtype=np.bool_)
+        lanes.append(_Lane(cache, tokens[own], positions[own], chain, rows.root, path))
     return lanes
 
 

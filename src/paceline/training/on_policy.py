@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.core import tree as trees
-from paceline.core.target import Pass, Target
+from paceline.core.target import Rows, Target
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
 from paceline.networks.base import Network
@@ -174,7 +174,7 @@ class OnPolicy:
                 known = texts[row].tokens[: positions[indices[-1]] + 1]
                 self._target.prefill(caches[row], known.tolist())
             while waiting:
-                passes, asked = [], []
+                reads, asked = [], []
                 for row, indices in list(waiting.items()):
                     index = indices.pop()
                     if not indices:
@@ -183,10 +183,10 @@ class OnPolicy:
                     self._target.truncate(caches[row], root)
                     # Nothing comes after the last drafted token, so it need not be read.
                     draft = trees.chain(drafts[index, :-1].tolist())
-                    pending = [int(texts[row].tokens[root])]
-                    passes.append(Pass(caches[row], pending, draft, features=True))
+                    new_tokens = [int(texts[row].tokens[root])]
+                    reads.append(Rows.draft(caches[row], new_tokens, draft, features=True))
                     asked.append(index)
-                for index, output in zip(asked, self._target.forward(passes), strict=True):
+                for index, output in zip(asked, self._target.forward(reads), strict=True):
                     assert output.features is not None
                     out[index] = output.features[:, -width:]
         finally:

@@ -20,7 +20,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments
-from paceline.core.target import Output, Pass, Target
+from paceline.core.target import Output, Rows, Target
 from paceline.core.types import (
     ROOT,
     Budget,
@@ -420,14 +420,16 @@ class _Model:
         # The last token of a round is the model's own.
         budgets = [Budget(self._nodes, min(self._nodes, room - 1)) for _, room in live]
         drafts = self._below.propose(aheads, budgets)
-        passes = []
+        rows = []
         for ahead, draft in zip(aheads, drafts, strict=True):
             cache = self._caches[ahead.id]
-            pending = ahead.tokens[cache.length :]
-            passes.append(Pass(cache, pending, draft, needs.hidden, needs.features))
-        outputs = self._model.forward(passes)
+            new_tokens, hidden = ahead.tokens[cache.length :], needs.hidden
+            rows.append(
+                Rows.draft(cache, new_tokens, draft, hidden=hidden, features=needs.features)
+            )
+        outputs = self._model.forward(rows)
         verdicts = []
-        for (run, _), draft, each, output in zip(live, drafts, passes, outputs, strict=True):
+        for (run, _), draft, each, output in zip(live, drafts, rows, outputs, strict=True):
             kind = None if draft.sampling is None else draft.sampling.kind
             rule = self._rule if kind in self._rule.accepts else self._match
             ahead = run.sequence
@@ -435,10 +437,10 @@ class _Model:
                 ahead.sampler, draft, output, len(ahead.tokens), rule.name
             )
             verdict = rule.verify(draft, distributions, ahead.randomness)
-            self._model.keep(each.cache, len(each.pending), verdict.path)
+            self._model.keep(each.cache, each.num_new, verdict.path)
             if output.features is not None:
-                rows = [0, *(node + 1 for node in verdict.path)]
-                self._note(ahead, output.features[rows])
+                kept = [0, *(node + 1 for node in verdict.path)]
+                self._note(ahead, output.features[kept])
             run.extend(
                 [*draft.tokens[list(verdict.path)].tolist(), verdict.next_token],
                 [distributions.distribution(node) for node in (ROOT, *verdict.path)]

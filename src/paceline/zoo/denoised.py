@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as List
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
-from paceline.core.target import Block, BlockTarget
+from paceline.core.target import Rows, Target
 from paceline.core.types import (
     Budget,
     Distribution,
@@ -52,7 +52,7 @@ class Deer(Drafter):
     proof: ClassVar[str | None] = "paceline.zoo.proof:DEER"
 
     def __init__(
-        self, model: BlockTarget, vocab_size: int, *, needs_q: bool = False, recent: int = 256
+        self, model: Target, vocab_size: int, *, needs_q: bool = False, recent: int = 256
     ) -> None:
         """Bind a denoiser that reads the last `recent` tokens.
 
@@ -83,8 +83,7 @@ class Deer(Drafter):
         """Load the draft model; InvalidOption for an unknown option."""
         bound = "model", "vocab_size", "needs_q"
         chosen = arguments(cls, "drafter", context.options, *bound)
-        model = cast(BlockTarget, context.denoiser())
-        return cls(model, context.target.vocab_size, needs_q=context.needs_q, **chosen)
+        return cls(context.denoiser(), context.target.vocab_size, needs_q=context.needs_q, **chosen)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         lengths = [min(budget.nodes, budget.depth) for budget in budgets]
@@ -94,16 +93,16 @@ class Deer(Drafter):
             return drafts
         kept = self._facts.attention == "causal"  # clean rows never change, so their keys stay
         rows = self._behind if kept else self._rows
-        blocks: list[Block] = []
+        blocks: list[Rows] = []
         try:
             blocks += (rows(sequences[index], lengths[index]) for index in asked)
-            outputs = self._model.forward_blocks(blocks)
+            outputs = self._model.forward(blocks)
             for index, output in zip(asked, outputs, strict=True):
                 logits = output.logits.copy()
                 logits[:, self._facts.mask : self._facts.mask + 1] = -np.inf
                 drafts[index] = self.draft(sequences[index], logits)
             for block in blocks if kept else ():
-                self._model.keep(block.cache, block.pending, ())
+                self._model.keep(block.cache, block.num_new, ())
         finally:
             for block in () if kept else blocks:
                 self._model.release(block.cache)
@@ -113,7 +112,7 @@ class Deer(Drafter):
         if (cache := self._caches.pop(sequence.id, None)) is not None:
             self._model.release(cache.of)
 
-    def _rows(self, sequence: Sequence, length: int) -> Block:
+    def _rows(self, sequence: Sequence, length: int) -> Rows:
         facts = self._facts
         size = facts.block or 1
         room = self._model.capabilities.max_context - length - size
@@ -124,9 +123,9 @@ class Deer(Drafter):
         tokens = np.asarray([*known, *[facts.mask] * length], dtype=np.int64)
         wanted = places[len(known) :] - int(facts.shifted)
         sees = visible(places, places, facts.attention, size)
-        return Block(self._model.open(), tokens, places, sees, wanted=wanted)
+        return Rows.block(self._model.open(), tokens, places, sees, wanted=wanted)
 
-    def _behind(self, sequence: Sequence, length: int) -> Block:
+    def _behind(self, sequence: Sequence, length: int) -> Rows:
         # New clean rows, each seeing those before it, and a group of masks that sees all.
         room = self._model.capabilities.max_context - length
         cache = self._caches.get(sequence.id)
@@ -144,7 +143,7 @@ class Deer(Drafter):
         sees[clean:] = True
         wanted = np.arange(len(tokens) - length, len(tokens))
         places = cache.of.length + np.arange(len(tokens))
-        return Block(cache.of, tokens, places, sees, wanted=wanted, pending=clean)
+        return Rows.block(cache.of, tokens, places, sees, wanted=wanted, num_new=clean)
 
     def draft(self, sequence: Sequence, logits: LogitArray) -> TokenTree:
         """Return a chain from float32 `[places, vocabulary]` logits of the next places."""
@@ -183,7 +182,7 @@ class DiffuSpec(Deer):
 
     def __init__(
         self,
-        model: BlockTarget,
+        model: Target,
         vocab_size: int,
         *,
         mass: float = 0.8,

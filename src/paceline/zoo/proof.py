@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 
-from paceline.core.target import Block, BlockOutput, BlockTarget
+from paceline.core.target import Layer, Output, Rows
 from paceline.core.types import Capabilities
 from paceline.drafters.base import Drafter
 from paceline.proof.cases import Draftable, Limit, Proof, straight
@@ -44,18 +43,16 @@ class _Denoiser(TableDenoiser):
     def capabilities(self) -> Capabilities:
         return replace(super().capabilities, vocab_size=self.symbols)
 
-    def forward_blocks(
-        self, blocks: Sequence[Block], layers: Sequence[int] | None = None
-    ) -> list[BlockOutput]:
-        outputs = [each.logits[:, : self.symbols] for each in super().forward_blocks(blocks)]
+    def forward(self, rows: Sequence[Rows], layers: Sequence[Layer] | None = None) -> list[Output]:
+        outputs = [each.logits[:, : self.symbols] for each in super().forward(rows)]
         for logits in outputs:
             logits[np.isneginf(logits).all(axis=1)] = 0.0
-        return [BlockOutput(logits, logits) for logits in outputs]
+        return [Output(logits) for logits in outputs]
 
 
 def _deer(logits: LogitsOf, vocabulary: int) -> Drafter:
     model = _Denoiser(random_joint(vocabulary, 4, _THIRD))
-    return Deer(cast(BlockTarget, model), vocabulary, needs_q=True)
+    return Deer(model, vocabulary, needs_q=True)
 
 
 JACOBI = Proof((Draftable("jacobi window", "factorised", "chain", straight, drafter=_jacobi),))

@@ -20,7 +20,7 @@ import typer
 from paceline.cli import options as o
 from paceline.core.cache import read_text
 from paceline.core.options import within
-from paceline.core.target import Pass, Target
+from paceline.core.target import Rows, Target
 from paceline.core.types import LogitArray, ProbArray, described
 from paceline.drafters.suffix.automaton import ROOT_STATE, Automaton
 from paceline.engine.engine import Engine
@@ -123,7 +123,7 @@ def superpose(
                 last = [draft.tokens[-1] for draft in live]
                 logits = target.forward_superposed(cache, last, weights(live).tolist())
             else:
-                [output] = target.forward([Pass(cache, prompt[-1:])])
+                [output] = target.forward([Rows.draft(cache, prompt[-1:])])
                 target.keep(cache, 1, ())
                 logits = output.logits[0]
             forwards += 1

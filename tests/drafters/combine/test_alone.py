@@ -11,7 +11,7 @@ import pytest
 from tests.drafters.network.test_trained import CONFIG, PROMPTS, TARGETS, random_weights, small
 
 from paceline.core import tree as trees
-from paceline.core.target import Output, Pass
+from paceline.core.target import Output, Rows
 from paceline.core.types import Budget, Needs, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.combine.fallback import FallbackDrafter
@@ -124,7 +124,7 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def forward(self, passes: List[Pass]) -> list[Output]:
+    def forward(self, passes: List[Rows]) -> list[Output]:
         self.wanted.append([each.features for each in passes])
         return self._target.forward(passes)  # type: ignore[no-any-return]
 

@@ -88,21 +88,21 @@ import numpy as np
 from tests.runtimes import tiny_cpu
 from paceline.core import tree
 from paceline.errors import OutOfMemory
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 target = tiny_cpu.target(shape=tiny_cpu.config(vocab_size=60_000))
 cache = target.open()
 target.prefill(cache, list(range(40)))
-before = target.forward([Pass(cache, [5])])[0].logits.copy()
+before = target.forward([Rows.draft(cache, [5])])[0].logits.copy()
 other = target.open()
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**23, resource.RLIM_INFINITY))
 try:
-    target.forward([Pass(other, [5], tree.chain(list(range(200))))])
+    target.forward([Rows.draft(other, [5], tree.chain(list(range(200))))])
     print("it fitted")
 except OutOfMemory as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-print(np.array_equal(target.forward([Pass(cache, [5])])[0].logits, before))
+print(np.array_equal(target.forward([Rows.draft(cache, [5])])[0].logits, before))
 """
 
 

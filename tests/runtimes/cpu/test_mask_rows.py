@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from tests.helpers.canvases import finish, start
 from tests.helpers.decoding_loop import decode as autoregressive
+from tests.helpers.target_contract import all_rows
 from tests.runtimes import tiny_cpu
 
-from paceline.core.target import Block, Pass
+from paceline.core.target import Rows
 from paceline.core.types import Denoising, SamplingParams
 from paceline.denoising.decoder import DenoisingDecoder
 from paceline.drafters.base import NoDrafter
@@ -52,17 +53,17 @@ def made(precision: str = "fp32", scale: float = 0.5) -> Any:
     return target
 
 
-def group(target: Any, cache: Any, tokens: list[int]) -> Block:
+def group(target: Any, cache: Any, tokens: list[int]) -> Rows:
     """The tokens, and a group of masks behind the last of them."""
     clean, count = len(tokens), len(tokens) + WIDTH
     sees = np.tri(count, dtype=np.bool_)
     sees[clean:] = True
     ids = np.array([*tokens, *[target.capabilities.denoises.mask] * WIDTH])
-    return Block(cache, ids, cache.length + np.arange(count), sees)
+    return Rows.block(cache, ids, cache.length + np.arange(count), sees)
 
 
 def logits(target: Any, tokens: list[int] = PROMPT) -> Any:
-    return target.forward_blocks([group(target, target.open(), tokens)])[0].logits.copy()
+    return target.forward([group(target, target.open(), tokens)])[0].logits.copy()
 
 
 def test_mask_rows_are_those_of_the_trainer() -> None:
@@ -94,10 +95,10 @@ def test_mask_rows_are_those_of_the_trainer() -> None:
 def test_clean_rows_keep_every_bit(precision: str) -> None:
     target, bare = made(precision), tiny_cpu.target(precision)
     clean = logits(target)[: len(PROMPT)]
-    block = Block.chain(bare.open(), PROMPT)
-    np.testing.assert_array_equal(clean, bare.forward_blocks([block])[0].logits)
+    block = all_rows(bare.open(), PROMPT)
+    np.testing.assert_array_equal(clean, bare.forward([block])[0].logits)
     cache = target.open()
-    (output,) = target.forward([Pass(cache, PROMPT)])
+    (output,) = target.forward([Rows.draft(cache, PROMPT)])
     np.testing.assert_array_equal(output.logits[0], clean[-1])
     # The same adapter, had it been on all rows, would show.
     target._masks.rows = lambda ids: list(range(len(ids)))
@@ -108,7 +109,7 @@ def test_mask_rows_do_not_depend_on_the_batch() -> None:
     target = made("int8")
     alone = [logits(target, PROMPT[: 3 + i]) for i in range(3)]
     blocks = [group(target, target.open(), PROMPT[: 3 + i]) for i in range(3)]
-    for one, output in zip(alone, target.forward_blocks(blocks), strict=True):
+    for one, output in zip(alone, target.forward(blocks), strict=True):
         np.testing.assert_array_equal(output.logits, one)
 
 

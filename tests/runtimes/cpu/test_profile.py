@@ -10,9 +10,9 @@ from tests.helpers import tiny_model as tiny
 from tests.runtimes import tiny_cpu
 
 from paceline.core import tree
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.core.types import TokenTree
-from paceline.runtimes.cpu.target import GROUPS, by_group
+from paceline.runtimes.cpu.forward import GROUPS, by_group
 
 BRANCHES = TokenTree(np.array([1, 2, 3]), np.array([-1, -1, 0]))
 
@@ -30,14 +30,14 @@ def test_every_group_takes_time(family: Any, precision: str) -> None:
     target = tiny_cpu.target(precision, shape)
     cache = target.open()
     target.prefill(cache, list(range(60)))
-    before = target.forward([Pass(cache, [5])])[0].logits.copy()
+    before = target.forward([Rows.draft(cache, [5])])[0].logits.copy()
     for draft in (tree.EMPTY, tree.chain([1] * 7), BRANCHES):
-        found = target.counted([Pass(cache, [5], draft)], 4)
+        found = target.counted([Rows.draft(cache, [5], draft)], 4)
         assert tuple(found.groups) == GROUPS
         assert min(found.groups.values()) > 0
         assert sum(found.groups.values()) <= found.seconds
     assert cache.length == 60
-    assert np.array_equal(target.forward([Pass(cache, [5])])[0].logits, before)
+    assert np.array_equal(target.forward([Rows.draft(cache, [5])])[0].logits, before)
 
 
 def test_groups_by_name() -> None:

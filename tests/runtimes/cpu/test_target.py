@@ -12,7 +12,7 @@ from tests.helpers import tiny_model as tiny
 from tests.runtimes import tiny_cpu
 
 from paceline.core import tree
-from paceline.core.target import Pass, RuntimeOptions
+from paceline.core.target import Rows, RuntimeOptions
 from paceline.core.types import SamplingParams, TokenTree
 from paceline.errors import InvalidOption, OutOfMemory
 from paceline.measure.doctor import noise_floor
@@ -45,11 +45,11 @@ def test_drafts_change_no_bit(target: Any) -> None:
 def test_a_tree_over_a_block_border_changes_no_bit(target: Any) -> None:
     for length in (30, 31, 32, 33, 61):
         cache = contract.cache_with(target, TEXT[:length])
-        target.forward([Pass(cache, TEXT[length : length + 1], contract.DRAFT)])
+        target.forward([Rows.draft(cache, TEXT[length : length + 1], contract.DRAFT)])
         target.keep(cache, 1, contract.ACROSS)
         path = contract.DRAFT.tokens[list(contract.ACROSS)].tolist()
         committed = [*TEXT[: length + 1], *path]
-        [kept] = target.forward([Pass(cache, [7], tree.chain([8, 9]))])
+        [kept] = target.forward([Rows.draft(cache, [7], tree.chain([8, 9]))])
         kept_logits = kept.logits.copy()
         for count, expected in enumerate(([7], [7, 8], [7, 8, 9])):
             assert np.array_equal(kept_logits[count], after(target, [*committed, *expected]))
@@ -140,14 +140,14 @@ def test_a_full_cache_refuses_a_forward_and_stays_usable() -> None:
     """The last pass has no room for its draft: the others can go on."""
     target = tiny_cpu.target(kv_tokens=256)
     caches = [contract.cache_with(target, TEXT[:90]) for _ in range(2)]
-    before = [target.forward([Pass(cache, [5])])[0].logits.copy() for cache in caches]
+    before = [target.forward([Rows.draft(cache, [5])])[0].logits.copy() for cache in caches]
     wide = TokenTree(np.arange(40), np.full(40, -1))
     with pytest.raises(OutOfMemory, match="full"):
-        target.forward([Pass(cache, [5], wide) for cache in caches])
-    [alone] = target.forward([Pass(caches[0], [5], wide)])
+        target.forward([Rows.draft(cache, [5], wide) for cache in caches])
+    [alone] = target.forward([Rows.draft(caches[0], [5], wide)])
     assert np.array_equal(alone.logits[0], before[0][0])
     target.release(caches[0])
-    [other] = target.forward([Pass(caches[1], [5], wide)])
+    [other] = target.forward([Rows.draft(caches[1], [5], wide)])
     assert np.array_equal(other.logits[0], before[1][0])
 
 

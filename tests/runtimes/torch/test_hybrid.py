@@ -11,7 +11,7 @@ from tests.helpers import tiny_model as tiny
 from torch import Tensor
 
 from paceline.core import tree as trees
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.core.types import TokenTree
 from paceline.runtimes.torch import hybrid as module
 from paceline.runtimes.torch import target as runtime
@@ -107,7 +107,7 @@ def test_a_target_verifies_trees_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     target = TorchTarget(config, tiny.named_tensors(config), "cpu", "fp64")
     cache = target.open()
     target.prefill(cache, [*range(3, 60)])
-    passes = [Pass(cache, [7], random_tree(12, 1))]
+    passes = [Rows.draft(cache, [7], random_tree(12, 1))]
     sizes: list[Any] = []
 
     def watched(*parts: Any) -> Tensor:
@@ -121,8 +121,8 @@ def test_a_target_verifies_trees_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     [found] = target.forward(passes)
     assert sizes == [(13, 13)] * config.layers
 
-    def one_mask(p: Pass, window: int) -> Any:
-        return runtime.pass_mask(p, p.cache.length, window)
+    def one_mask(rows: Rows, window: int) -> Any:
+        return runtime.row_mask(rows, window)
 
     monkeypatch.setattr(runtime, "_mask", one_mask)
     [expected] = target.forward(passes)

@@ -13,9 +13,8 @@ import tests.helpers.target_contract as contract  # noqa: E402
 from tests.helpers.tiny_model import FAMILIES, named_tensors, tiny_config  # noqa: E402
 
 from paceline.core import tree  # noqa: E402
-from paceline.core.target import Pass  # noqa: E402
+from paceline.core.target import Rows  # noqa: E402
 from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable  # noqa: E402
-from paceline.runtimes.passes import pass_rows  # noqa: E402
 from paceline.runtimes.torch import target as module  # noqa: E402
 from paceline.runtimes.torch.cache import reserve  # noqa: E402
 from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
@@ -45,9 +44,9 @@ def test_chains_and_empty_drafts_are_trees_too(target: TorchTarget) -> None:
 
 def test_siblings_see_nothing_of_each_other(target: TorchTarget) -> None:
     cache = contract.cache_with(target, contract.PROMPT)
-    one = target.forward([Pass(cache, [3], tree.chain([8]))])[0].logits[1]
+    one = target.forward([Rows.draft(cache, [3], tree.chain([8]))])[0].logits[1]
     beside = tree.merge(tree.chain([50]), tree.chain([8]))
-    contract.close(target.forward([Pass(cache, [3], beside)])[0].logits[2], one, STRICT)
+    contract.close(target.forward([Rows.draft(cache, [3], beside)])[0].logits[2], one, STRICT)
 
 
 @pytest.mark.parametrize("path", [(), (0,), (0, 2, 6), (1, 3), contract.ACROSS])
@@ -57,9 +56,9 @@ def test_keep_equals_recomputation(target: TorchTarget, path: tuple[int, ...]) -
 
 def test_a_whole_chain_is_kept(target: TorchTarget) -> None:
     cache = contract.cache_with(target, contract.PROMPT)
-    target.forward([Pass(cache, [3], tree.chain([8, 9, 10]))])
+    target.forward([Rows.draft(cache, [3], tree.chain([8, 9, 10]))])
     target.keep(cache, 1, (0, 1, 2))
-    (output,) = target.forward([Pass(cache, [33])])
+    (output,) = target.forward([Rows.draft(cache, [33])])
     expected = contract.logits_of(target, [*contract.PROMPT, 3, 8, 9, 10, 33])
     contract.close(output.logits[0], expected, STRICT)
 
@@ -118,7 +117,7 @@ def test_cuda_agrees_with_cpu(target: TorchTarget) -> None:
 def test_a_negative_control_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions by row instead of by depth must be noticed."""
     monkeypatch.setattr(
-        module, "pass_positions", lambda p, cached: np.arange(cached, cached + pass_rows(p))
+        module, "row_positions", lambda rows: rows.cache.length + np.arange(len(rows))
     )
     with pytest.raises(AssertionError):
         contract.check_nodes_equal_their_paths(tiny_target(), STRICT, contract.DRAFT)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers.target_contract import all_rows
 from tests.helpers.tiny_model import named_tensors, tiny_config
 from tests.networks.cases import GEOMETRY, NETWORKS, module, texts
 from torch import Tensor
 
-from paceline.core.target import Block
 from paceline.errors import InvalidOption
 from paceline.networks.base import Geometry, describe, geometry_from
 from paceline.networks.catalogue import build
@@ -67,8 +67,8 @@ def test_the_text_runs_through_the_targets_own_layers(
         }
     found = network.below(with_layers(layers), features)
     for each, rows in enumerate(found):
-        [out] = target.forward_blocks(
-            [Block.chain(target.open(), TOKENS)], tuple(range(network.runs.start + each))
+        [out] = target.forward(
+            [all_rows(target.open(), TOKENS)], tuple(range(network.runs.start + each))
         )
         same = np.allclose(rows[0, :, 0].numpy(), out.state, atol=1e-4)
         assert same == (not wrong or each == 0)

@@ -12,7 +12,7 @@ from tests.helpers import tiny_model as tiny
 from torch import Tensor
 
 from paceline.core import tree as trees
-from paceline.core.target import Pass
+from paceline.core.target import Rows
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 from paceline.runtimes.torch.model import TorchModel
@@ -58,9 +58,9 @@ def test_a_chain_sees_what_it_sees_in_decoding() -> None:
         for start in text.starts:
             seen = text.tokens[: start + 1].tolist()
             chain = trees.chain([first, first + 1, first + 2])
-            (asked,) = target.forward([Pass(target.open(), seen, chain)])
+            (asked,) = target.forward([Rows.draft(target.open(), seen, chain)])
             truth = trees.chain(text.tokens[start + 1 : start + 4].tolist())
-            (told,) = target.forward([Pass(target.open(), seen, truth)])
+            (told,) = target.forward([Rows.draft(target.open(), seen, truth)])
             found = student[row : row + 3].numpy(), teacher[row : row + 3].numpy()
             np.testing.assert_allclose(found[0], asked.logits[1:], atol=1e-9)
             np.testing.assert_allclose(found[1], told.logits[1:], atol=1e-9)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from paceline.core.target import Block
+from paceline.core import target
+from paceline.core.target import row_mask, row_positions
 from paceline.core.types import IntArray
 from paceline.models.ops import Activation, Experts, Heads, Rotary, Rows
 from paceline.runtimes.cpu.matrices import Formats
-from paceline.runtimes.passes import block_mask
 from paceline.runtimes.reference.arithmetic import (
     CHUNK,
     active,
@@ -26,16 +26,17 @@ from paceline.runtimes.reference.formats import Matrix
 
 
 class ReferenceOps:
-    """Evaluates one forward over a block. Rows are float32."""
+    """Evaluates one forward over the rows of a sequence, as float32."""
 
     def __init__(
-        self, formats: Formats, matrix: Callable[[str], Matrix], eps: float, block: Block
+        self, formats: Formats, matrix: Callable[[str], Matrix], eps: float, asked: target.Rows
     ) -> None:
         """Bind them; `eps` is that of all norms."""
-        self._formats, self._matrix, self._eps, self._block = formats, matrix, eps, block
+        self._formats, self._matrix, self._eps, self._asked = formats, matrix, eps, asked
+        self._positions = row_positions(asked)
 
     def embed(self, scale: float = 1.0) -> Rows:
-        table, ids = self._matrix("embed"), self._block.tokens
+        table, ids = self._matrix("embed"), np.array(self._asked.tokens)
         rows = table.numbers[ids]
         if table.scales is not None:
             minima = np.zeros_like(table.scales) if table.minima is None else table.minima
@@ -112,12 +113,12 @@ class ReferenceOps:
         q, k, v = np.split(x.reshape(len(x), -1, heads.width), ends, axis=1)
         q = self._turned(q, heads.rotary, heads.query_norm) * np.float32(heads.scale)
         k = self._turned(k, heads.rotary, heads.key_norm)
-        stored = self._block.cache.store(layer, k, v).astype(np.float32)
+        stored = self._asked.cache.store(layer, k, v).astype(np.float32)
         keys, values = stored.repeat(heads.heads // heads.kv_heads, axis=2)
         return attention(q, keys, values, self._paths(heads.window)).reshape(len(x), -1)
 
     def _paths(self, window: int) -> IntArray:
-        seen = [np.flatnonzero(row) for row in block_mask(self._block)]
+        seen = [np.flatnonzero(row) for row in row_mask(self._asked)]
         longest = max(map(len, seen), default=0)
         paths: IntArray = np.full((len(seen), -(-longest // CHUNK) * CHUNK), -1)
         for path, own in zip(paths, seen, strict=True):
@@ -131,7 +132,7 @@ class ReferenceOps:
         if rotary is None:
             return x
         half = len(rotary.frequencies)
-        angles = np.outer(self._block.positions, rotary.frequencies)[:, None]
+        angles = np.outer(self._positions, rotary.frequencies)[:, None]
         cos, sin = turns(angles, rotary.factor)
         a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)

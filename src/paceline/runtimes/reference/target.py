@@ -8,21 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.core.target import (
     DEFAULT_OPTIONS,
-    Block,
-    BlockOutput,
+    NO_LOGITS,
+    NO_STATE,
     Layer,
     Output,
-    Pass,
+    Rows,
     RuntimeOptions,
-    check_blocks,
-    without_logits,
+    have_inputs,
 )
 from paceline.core.types import Capabilities, Described, LogitArray
 from paceline.errors import InvalidOption
@@ -32,7 +30,6 @@ from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
 from paceline.runtimes.cpu.matrices import Formats, check_precision
 from paceline.runtimes.cpu.target import check_kv_precision
-from paceline.runtimes.passes import pass_mask, pass_positions, pass_tokens
 from paceline.runtimes.reference.formats import matrix
 from paceline.runtimes.reference.ops import ReferenceOps
 
@@ -55,13 +52,6 @@ class ReferenceCache:
             self.data = np.concatenate([self.data, more], axis=2)
         self.data[layer, :, self.length : end] = keys, values
         return self.data[layer, :, :end]
-
-
-class _Run(NamedTuple):
-    logits: LogitArray
-    hidden: LogitArray
-    features: LogitArray
-    state: LogitArray
 
 
 class ReferenceTarget(Described):
@@ -124,54 +114,44 @@ class ReferenceTarget(Described):
         width = (len(self.capabilities.feature_layers) + 1) * self.config.hidden_size
         seen = [np.zeros((0, width), np.float32)]
         for start in range(0, len(tokens), _CHUNK):
-            [block] = without_logits([Block.chain(cache, tokens[start : start + _CHUNK])])
-            seen.append(self._run(block).features)
-            cache.length += len(block.tokens)
+            rows = Rows.draft(
+                cache, tokens[start : start + _CHUNK], wanted=NO_LOGITS, features=features
+            )
+            found = self._run(rows).features
+            cache.length += len(rows)
+            if found is not None:
+                seen.append(found)
         return np.concatenate(seen) if features else None
 
-    def forward(self, passes: Sequence[Pass]) -> list[Output]:
-        found = []
-        for each in passes:
-            tokens, sees = pass_tokens(each), pass_mask(each, 0)
-            wanted = np.arange(len(each.pending) - 1, len(tokens))
-            positions = pass_positions(each, each.cache.length)
-            found.append(self._run(Block(each.cache, tokens, positions, sees, wanted=wanted)))
-        return [
-            Output(
-                run.logits, run.hidden if p.hidden else None, run.features if p.features else None
-            )
-            for p, run in zip(passes, found, strict=True)
-        ]
+    def forward(self, rows: Sequence[Rows], layers: Sequence[Layer] | None = None) -> list[Output]:
+        if rows:
+            have_inputs(rows, layers, self.config.layers)
+        return [self._run(each, layers) for each in rows]
 
-    def forward_blocks(
-        self, blocks: Sequence[Block], layers: Sequence[Layer] | None = None, logits: bool = True
-    ) -> list[BlockOutput]:
-        check_blocks(blocks, layers, self.config.layers)
-        blocks = blocks if logits else without_logits(blocks)
-        found = [self._run(each, layers) for each in blocks]
-        return [BlockOutput(each.logits, each.state) for each in found]
-
-    def _run(self, block: Block, layers: Sequence[Layer] | None = None) -> _Run:
-        ops = ReferenceOps(self._formats, self._matrix, self.config.norm_eps, block)
+    def _run(self, rows: Rows, layers: Sequence[Layer] | None = None) -> Output:
+        ops = ReferenceOps(self._formats, self._matrix, self.config.norm_eps, rows)
         features: list[LogitArray] = []
         states: list[LogitArray] = []
         with np.errstate(all="ignore"):
             x = families.forward(
-                ops, self.config, layers=layers, x=block.inputs, features=features, states=states
+                ops, self.config, layers=layers, x=rows.inputs, features=features, states=states
             )
-            hidden = x[block.wanted_rows]
+            hidden = x[rows.wanted_rows]
             logits = families.head(ops, self.config, hidden)
-        return _Run(logits, hidden, np.concatenate(features, axis=-1), states[0])
+        return Output(
+            logits,
+            hidden if rows.hidden else None,
+            np.concatenate(features, axis=-1) if rows.features else None,
+            state=NO_STATE if layers is None else states[0],
+        )
 
-    def keep(self, cache: ReferenceCache, pending: int, path: Sequence[int]) -> None:
-        start = cache.length + pending
+    def keep(self, cache: ReferenceCache, num_new: int, path: Sequence[int]) -> None:
+        start = cache.length + num_new
         cache.length = start + len(path)
         cache.data[:, :, start : cache.length] = cache.data[:, :, [start + node for node in path]]
 
-    def truncate(self, cache: ReferenceCache, length: int) -> None:
+    def truncate(self, cache: ReferenceCache, length: int, hold: bool = False) -> None:
         cache.length = min(cache.length, length)
-
-    rewind = truncate  # which frees nothing
 
     def fork(self, cache: ReferenceCache) -> ReferenceCache:
         return ReferenceCache(cache.data.copy(), cache.length)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,32 +12,22 @@ from torch import Tensor
 from paceline.core.processor import usable_threads
 from paceline.core.target import (
     DEFAULT_OPTIONS,
-    Block,
-    BlockOutput,
+    NO_STATE,
     Layer,
     Output,
-    Pass,
+    Rows,
     RuntimeOptions,
-    check_blocks,
-    split_blocks,
-    without_logits,
+    have_inputs,
+    row_mask,
+    row_positions,
 )
 from paceline.core.types import BoolArray, Capabilities, IntArray, LogitArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.ops import Heads
 from paceline.models.source import ModelSource
-from paceline.models.weights import Weights
+from paceline.models.weights import Weights, no_rows, with_rows
 from paceline.networks.weights import Trained
-from paceline.runtimes.passes import (
-    block_mask,
-    no_rows,
-    pass_mask,
-    pass_positions,
-    pass_rows,
-    pass_tokens,
-    with_rows,
-)
 from paceline.runtimes.torch.cache import TorchCache, attend, reserve
 from paceline.runtimes.torch.hybrid import LONG
 from paceline.runtimes.torch.model import Attend, TorchModel
@@ -133,37 +123,49 @@ class TorchTarget:
         for start in range(0, len(tokens), _CHUNK):
             chunk = tokens[start : start + _CHUNK]
             streams: list[Tensor] | None = [] if features else None
-            self._hidden([Pass(cache, chunk)], streams=streams)
+            self._hidden([Rows.draft(cache, chunk)], streams=streams)
             cache.length += len(chunk)
             if streams:
                 seen.append(to_numpy(torch.cat(streams, dim=-1)))
         return np.concatenate(seen) if features else None
 
     @torch.inference_mode()
-    def forward(self, passes: Sequence[Pass]) -> list[Output]:
-        if not passes:
+    def forward(self, rows: Sequence[Rows], layers: Sequence[Layer] | None = None) -> list[Output]:
+        if not rows:
             return []
-        streams: list[Tensor] | None = [] if any(p.features for p in passes) else None
-        hidden = self._hidden(passes, streams=streams)
-        sizes = [pass_rows(p) for p in passes]
+        embeddings = None
+        if have_inputs(rows, layers, self.config.layers):
+            inputs = np.concatenate([each.inputs for each in rows if each.inputs is not None])
+            embeddings = torch.from_numpy(inputs).to(self._device, self._dtype)
+        streams: list[Tensor] | None = [] if any(each.features for each in rows) else None
+        states: list[Tensor] | None = None if layers is None else []
+        hidden = self._hidden(rows, embeddings, streams, layers, states)
+        sizes = list(map(len, rows))
         features = torch.cat(streams, dim=-1) if streams else hidden
-        # Pending tokens before the root need no logits.
+        state = states[0] if states else hidden
+        # New tokens before the root need no logits.
         wanted = [
-            rows[len(p.pending) - 1 :]
-            for p, rows in zip(passes, hidden.split_with_sizes(sizes), strict=True)
+            part[each.root :] if each.wanted is None else part[torch.from_numpy(each.wanted)]
+            for each, part in zip(rows, hidden.split_with_sizes(sizes), strict=True)
         ]
-        counts = [len(rows) for rows in wanted]
+        counts = list(map(len, wanted))
         logits = to_numpy(self._network.logits(torch.cat(wanted)))
-        starts = np.cumsum([0, *counts])
+        parts = zip(
+            rows,
+            wanted,
+            np.split(logits, np.cumsum(counts)[:-1]),
+            features.split_with_sizes(sizes),
+            state.split_with_sizes(sizes),
+            strict=True,
+        )
         return [
             Output(
-                logits[start : start + count],
-                to_numpy(rows) if p.hidden else None,
-                to_numpy(streamed) if p.features else None,
+                made,
+                to_numpy(normed) if each.hidden else None,
+                to_numpy(streamed) if each.features else None,
+                state=to_numpy(after) if states else NO_STATE,
             )
-            for p, rows, start, count, streamed in zip(
-                passes, wanted, starts[:-1], counts, features.split_with_sizes(sizes), strict=True
-            )
+            for each, normed, made, streamed, after in parts
         ]
 
     def trim_head(self, ids: IntArray) -> None:
@@ -202,52 +204,21 @@ class TorchTarget:
         embeddings = self._network.embed(torch.tensor(list(tokens), device=self._device))
         exact = torch.tensor([list(weights)], dtype=torch.float64)
         weighted = exact.to(embeddings) @ embeddings
-        hidden = self._hidden([Pass(cache, tokens[:1])], weighted)
+        hidden = self._hidden([Rows.draft(cache, tokens[:1])], weighted)
         cache.length += 1
         logits: LogitArray = to_numpy(self._network.logits(hidden))[0]
         return logits
 
     @torch.inference_mode()
-    def forward_blocks(
-        self, blocks: Sequence[Block], layers: Sequence[Layer] | None = None, logits: bool = True
-    ) -> list[BlockOutput]:
-        if not logits:
-            blocks = without_logits(blocks)
-        given = check_blocks(blocks, layers, self.config.layers)
-        sizes = [len(each.tokens) for each in blocks]
-        attended = self._attention(
-            [each.cache for each in blocks],
-            sizes,
-            lambda window: [block_mask(each, window) for each in blocks],
-        )
-        positions = torch.from_numpy(np.concatenate([each.positions for each in blocks]))
-        if given:
-            rows = np.concatenate([each.inputs for each in blocks if each.inputs is not None])
-            x = torch.from_numpy(rows).to(self._device, self._dtype)
-        else:
-            x = self._embed(np.concatenate([each.tokens for each in blocks]))
-        states: list[Tensor] = []
-        at = positions.to(self._device)
-        hidden = self._network(x, at, attended, layers=layers, states=states)
-        if any(each.wanted is not None for each in blocks):
-            starts = np.cumsum([0, *sizes])[:-1]
-            asked = [s + each.wanted_rows for s, each in zip(starts, blocks, strict=True)]
-            hidden = hidden[torch.from_numpy(np.concatenate(asked)).to(self._device)]
-        found = to_numpy(self._network.logits(hidden))
-        return split_blocks(blocks, found, to_numpy(states[0]))
-
-    @torch.inference_mode()
-    def keep(self, cache: TorchCache, pending: int, path: Sequence[int]) -> None:
-        start = cache.length + pending
+    def keep(self, cache: TorchCache, num_new: int, path: Sequence[int]) -> None:
+        start = cache.length + num_new
         if list(path) != list(range(len(path))):
             rows = torch.tensor(path, device=self._device) + start
             cache.data[:, :, :, start : start + len(path)] = cache.data[:, :, :, rows]
         cache.length = start + len(path)
 
-    def truncate(self, cache: TorchCache, length: int) -> None:
+    def truncate(self, cache: TorchCache, length: int, hold: bool = False) -> None:
         cache.length = min(cache.length, length)
-
-    rewind = truncate  # which frees nothing
 
     def fork(self, cache: TorchCache) -> TorchCache:
         return TorchCache(cache.data[:, :, :, : cache.length].clone(), cache.length)
@@ -258,46 +229,41 @@ class TorchTarget:
 
     def _hidden(
         self,
-        passes: Sequence[Pass],
+        rows: Sequence[Rows],
         embeddings: Tensor | None = None,
         streams: list[Tensor] | None = None,
+        layers: Sequence[Layer] | None = None,
+        states: list[Tensor] | None = None,
     ) -> Tensor:
-        # Final hidden states `[rows of all passes, hidden_size]`; fills the caches. `embeddings`
-        # replace those of the tokens; `streams` gets the four parts of the features.
-        attended = self._attention(
-            [p.cache for p in passes],
-            [pass_rows(p) for p in passes],
-            lambda window: [_mask(p, window) for p in passes],
-        )
-        positions = np.concatenate([pass_positions(p, p.cache.length) for p in passes])
+        # Final hidden states `[rows, hidden_size]`; fills the caches. `embeddings` replace those of
+        # the tokens; `streams` gets the four parts of the features, `states` what `layers` made.
         if embeddings is None:
-            tokens = np.concatenate([pass_tokens(p) for p in passes])
-            embeddings = self._embed(tokens)
+            ids = np.concatenate([np.asarray(each.tokens, dtype=np.int64) for each in rows])
+            embeddings = self._embed(ids)
+        positions = np.concatenate([row_positions(each) for each in rows])
         places = torch.from_numpy(positions).to(self._device)
-        return self._network(embeddings, places, attended, streams)
+        attended = self._attention(rows)
+        return self._network(embeddings, places, attended, streams, layers=layers, states=states)
 
-    def _attention(
-        self,
-        caches: Sequence[TorchCache],
-        sizes: Sequence[int],
-        masks_of: Callable[[int], list[BoolArray]],
-    ) -> Attend:
-        # Makes room for so many rows; `masks_of` gives each sequence's mask under a window.
-        for cache, size in zip(caches, sizes, strict=True):
-            reserve(cache, cache.length + size)
+    def _attention(self, rows: Sequence[Rows]) -> Attend:
+        # Makes room for the rows, which attend to their own sequences.
+        for each in rows:
+            reserve(each.cache, each.cache.length + len(each))
+        sizes = list(map(len, rows))
         masks: dict[int, list[Tensor]] = {}
 
         def attended(
             layer: int, heads: Heads, queries: Tensor, keys: Tensor, values: Tensor
         ) -> Tensor:
             if heads.window not in masks:
-                made = masks_of(heads.window)
+                made = [_mask(each, heads.window) for each in rows]
                 masks[heads.window] = [torch.from_numpy(each).to(self._device) for each in made]
-            split = [x.split_with_sizes(list(sizes)) for x in (queries, keys, values)]
+            split = [x.split_with_sizes(sizes) for x in (queries, keys, values)]
             out = []
-            for c, m, q, k, v in zip(caches, masks[heads.window], *split, strict=True):
-                past = c.length + len(m) - m.shape[1]
-                out.append(attend(c.data[layer], m, q, k, v, heads.scale, past=past))
+            for each, m, q, k, v in zip(rows, masks[heads.window], *split, strict=True):
+                cache = each.cache
+                past = cache.length + len(m) - m.shape[1]
+                out.append(attend(cache.data[layer], m, q, k, v, heads.scale, past=past))
             return torch.cat(out)
 
         return attended
@@ -312,10 +278,10 @@ class TorchTarget:
         return embeddings
 
 
-def _mask(p: Pass, window: int) -> BoolArray:
+def _mask(rows: Rows, window: int) -> BoolArray:
     # Without a window a draft's rows see all that is cached: no mask is made for that.
-    apart = p.draft and not window and p.cache.length >= LONG
-    return pass_mask(p, 0 if apart else p.cache.length, window)
+    apart = rows.tree and not window and rows.cache.length >= LONG
+    return row_mask(rows, window, 0 if apart else None)
 
 
 def to_numpy(x: Tensor) -> LogitArray:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from paceline.core.target import Cache, Pass, Target
+from paceline.core.target import Cache, Rows, Target
 from paceline.core.types import (
     ROOT,
     IntArray,
@@ -156,7 +156,10 @@ def roll_out(
                 if not live:
                     break
                 outputs = target.forward(
-                    [Pass(fork, [(done.tokens or [begin.token])[-1]]) for begin, done, fork in live]
+                    [
+                        Rows.draft(fork, [(done.tokens or [begin.token])[-1]])
+                        for begin, done, fork in live
+                    ]
                 )
                 for (begin, done, fork), output in zip(live, outputs, strict=True):
                     target.keep(fork, 1, ())

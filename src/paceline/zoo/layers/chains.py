@@ -18,12 +18,13 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments
-from paceline.core.target import Block, BlockOutput, BlockTarget, Layer, Output, Pass, Target
+from paceline.core.target import NO_LOGITS, Layer, Output, Rows, Target
 from paceline.core.types import (
     ROOT,
     Budget,
     Distribution,
     DraftSampling,
+    IntArray,
     LogitArray,
     TokenTree,
 )
@@ -70,7 +71,7 @@ class SelfDrafter(Drafter):
     logits; others get draws with their rows.
     """
 
-    def __init__(self, target: BlockTarget, layers: int, needs_q: bool = False) -> None:
+    def __init__(self, target: Target, layers: int, needs_q: bool = False) -> None:
         """Bind the target, of so many layers; `needs_q` draws for p/q rules."""
         self._target = target
         self._count = layers
@@ -84,7 +85,7 @@ class SelfDrafter(Drafter):
         return cls(*cls._parts(context), **chosen)
 
     @classmethod
-    def _parts(cls, context: DrafterContext) -> tuple[BlockTarget, int, bool]:
+    def _parts(cls, context: DrafterContext) -> tuple[Target, int, bool]:
         # First arguments of the constructor.
         if context.layered is None or context.source is None:
             raise RuntimeUnavailable(
@@ -110,7 +111,7 @@ class SelfDrafter(Drafter):
         # Length of the next chain, from the past alone.
         return most
 
-    def _logits(self, chains: List[GrowingChain], found: List[BlockOutput]) -> List[LogitArray]:
+    def _logits(self, chains: List[GrowingChain], found: List[Output]) -> List[LogitArray]:
         return [each.logits[-1] for each in found]
 
     def _finish(self, chains: List[GrowingChain]) -> None:
@@ -128,7 +129,7 @@ class SelfDrafter(Drafter):
             self._finish(chains)
         finally:
             for each in chains:
-                self._target.rewind(each.sequence.cache, each.begin)
+                self._target.truncate(each.sequence.cache, each.begin, hold=True)
         return [self._draft(each) for each in chains]
 
     # Whether the subclass's own head gives the logits.
@@ -150,12 +151,19 @@ class SelfDrafter(Drafter):
         self, chains: List[GrowingChain], layers: tuple[Layer, ...], logits: bool
     ) -> List[LogitArray]:
         # Runs the newest row of each chain and adds it to the cache.
-        blocks = [Block.chain(each.sequence.cache, [each.last]) for each in chains]
-        found = self._target.forward_blocks(blocks, layers, logits)
+        found = self._run_newest(chains, layers, None if logits else NO_LOGITS)
+        for each in chains:
+            self._target.keep(each.sequence.cache, 1, ())
+        return self._logits(chains, found)
+
+    def _run_newest(
+        self, chains: List[GrowingChain], layers: tuple[Layer, ...], wanted: IntArray | None
+    ) -> list[Output]:
+        rows = [Rows.draft(each.sequence.cache, [each.last], wanted=wanted) for each in chains]
+        found = self._target.forward(rows, layers)
         for each, output in zip(chains, found, strict=True):
             each.states.append(output.state[-1].copy())
-            self._target.keep(each.sequence.cache, 0, (0,))
-        return self._logits(chains, found)
+        return found
 
     def _token(self, chain: GrowingChain, logits: LogitArray) -> int:
         sequence, path = chain.sequence, chain.tokens
@@ -189,7 +197,7 @@ class Begun(NamedTuple):
 class ExitDrafter(SelfDrafter):
     """Draft with the first layers; verification goes on from their states with the others."""
 
-    def __init__(self, target: BlockTarget, layers: int, needs_q: bool = False) -> None:
+    def __init__(self, target: Target, layers: int, needs_q: bool = False) -> None:
         super().__init__(target, layers, needs_q)
         self._begun: dict[int, Begun] = {}  # by the cache's identity, until the next draft
 
@@ -213,49 +221,37 @@ class ExitDrafter(SelfDrafter):
         drafted = [each for each in chains if each.tokens]
         short = [each for each in drafted if len(each.states) == len(each.tokens)]
         for layers, group in grouped(short, lambda each: self._layers(each.sequence)):
-            self._run_last(group, layers)
+            self._run_newest(group, layers, NO_LOGITS)
         for each in drafted:
             tokens = each.sequence.root, *each.tokens
             begun = Begun(tokens, np.stack(each.states), self._exit(each.sequence))
             self._begun[id(each.sequence.cache)] = begun
 
-    def _run_last(self, chains: List[GrowingChain], layers: tuple[Layer, ...]) -> None:
-        blocks = [Block.chain(each.sequence.cache, [each.last]) for each in chains]
-        for each, output in zip(
-            chains, self._target.forward_blocks(blocks, layers, False), strict=True
-        ):
-            each.states.append(output.state[-1].copy())
-
-    def forward(self, target: Target, passes: List[Pass]) -> list[Output]:
-        going = {at: begun for at, each in enumerate(passes) if (begun := self._fits(each))}
+    def forward(self, target: Target, rows: List[Rows]) -> list[Output]:
+        going = {at: begun for at, each in enumerate(rows) if (begun := self._fits(each))}
         out: dict[int, Output] = {}
         for exit, places in grouped(going, lambda at: going[at].exit):
-            blocks = []
-            for at in places:
-                tokens, states, _ = going[at]
-                rows = 1 + _nodes(passes[at])
-                block = Block.chain(passes[at].cache, tokens[:rows], states[:rows])
-                blocks.append(replace(block, pending=1))
-            found = self._go_on(blocks, exit)
+            resumed = [replace(rows[at], inputs=going[at].states[: len(rows[at])]) for at in places]
+            found = self._go_on(resumed, exit)
             out |= {at: Output(each.copy()) for at, each in zip(places, found, strict=True)}
-        rest = [at for at in range(len(passes)) if at not in out]
+        rest = [at for at in range(len(rows)) if at not in out]
         if rest:
-            others = target.forward([passes[at] for at in rest])
+            others = target.forward([rows[at] for at in rest])
             out |= dict(zip(rest, others, strict=True))
-        return [out[at] for at in range(len(passes))]
+        return [out[at] for at in range(len(rows))]
 
-    def _go_on(self, blocks: List[Block], exit: int) -> List[LogitArray]:
-        found = self._target.forward_blocks(blocks, tuple(range(exit, self._count)))
+    def _go_on(self, rows: List[Rows], exit: int) -> List[LogitArray]:
+        found = self._target.forward(rows, tuple(range(exit, self._count)))
         return [each.logits for each in found]
 
-    def _fits(self, each: Pass) -> Begun | None:
+    def _fits(self, each: Rows) -> Begun | None:
         # The controller, or a constraint, may have made another draft of it.
         begun = self._begun.get(id(each.cache))
-        if begun is None or each.hidden or each.features or not each.draft:
+        if begun is None or each.hidden or each.features or not each.tree:
             return None
-        tokens = (*each.pending, *each.draft.tokens.tolist())
-        same = trees.is_chain(each.draft) and tokens == begun.tokens[: len(tokens)]
-        return begun if same else None
+        tokens = tuple(each.tokens)
+        same = trees.is_chain(each.tree) and tokens == begun.tokens[: len(tokens)]
+        return begun if same and each.num_new == 1 else None
 
 
 def top_probability(logits: LogitArray) -> float:
@@ -273,7 +269,3 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> list[tuple[Key
     for each in items:
         out[key(each)].append(each)
     return list(out.items())
-
-
-def _nodes(each: Pass) -> int:
-    return 0 if each.draft is None else len(each.draft)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.options import arguments, within
-from paceline.core.target import Block, BlockOutput, BlockTarget
+from paceline.core.target import NO_LOGITS, Output, Rows, Target
 from paceline.core.types import Budget, LogitArray, TokenTree
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.network.weights import fitting, shipped
@@ -98,7 +98,7 @@ class DoubleExit(ExitDrafter):
 
     def __init__(
         self,
-        target: BlockTarget,
+        target: Target,
         layers: int,
         needs_q: bool = False,
         *,
@@ -167,7 +167,7 @@ class DoubleExit(ExitDrafter):
     def _stops(self, chain: GrowingChain, chance: float) -> bool:
         return chance < self._stop
 
-    def _logits(self, chains: List[GrowingChain], found: List[BlockOutput]) -> List[LogitArray]:
+    def _logits(self, chains: List[GrowingChain], found: List[Output]) -> List[LogitArray]:
         rows = [
             self._adapters[chain.sequence.id].append([chain.last], each.state)
             for chain, each in zip(chains, found, strict=True)
@@ -180,8 +180,9 @@ class DoubleExit(ExitDrafter):
         x = normed / self._norm
         sizes = np.sqrt((x**2).mean(axis=1) + self._eps)
         places = np.zeros(len(x), dtype=np.int64)
-        block = Block(self._scratch, places, places, np.eye(len(x), dtype=np.bool_), inputs=x)
-        [found] = self._target.forward_blocks([block], ())
+        sees = np.eye(len(x), dtype=np.bool_)
+        block = Rows.block(self._scratch, places, places, sees, inputs=x)
+        [found] = self._target.forward([block], ())
         out: LogitArray = found.logits * sizes[:, None]
         return out
 
@@ -210,11 +211,10 @@ class DoubleExit(ExitDrafter):
             self._target.truncate(copy, known)
             for begin in range(known, len(tokens), _CHUNK):
                 chunk = tokens[begin : begin + _CHUNK]
-                rows = Block.chain(copy, chunk)
-                layers = tuple(range(self._shallow))
-                [found] = self._target.forward_blocks([rows], layers, False)
+                rows = Rows.draft(copy, chunk, wanted=NO_LOGITS)
+                [found] = self._target.forward([rows], tuple(range(self._shallow)))
                 adapter.append(chunk, found.state)
-                self._target.keep(copy, 0, range(len(chunk)))
+                self._target.keep(copy, len(chunk), ())
         finally:
             self._target.release(copy)
 

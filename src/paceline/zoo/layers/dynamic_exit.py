@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import require, within
-from paceline.core.target import Block, BlockTarget, Output, Pass, Target
+from paceline.core.target import NO_LOGITS, Output, Rows, Target
 from paceline.core.types import LogitArray, ProbArray, TokenTree, Verdict
 from paceline.errors import OutOfMemory, PacelineError
 from paceline.sampling.sequence import Sequence
@@ -79,7 +79,7 @@ class DynamicExit(ExitDrafter):
 
     def __init__(
         self,
-        target: BlockTarget,
+        target: Target,
         layers: int,
         needs_q: bool = False,
         *,
@@ -140,36 +140,31 @@ class DynamicExit(ExitDrafter):
         exit = self._chosen[chain.sequence.id][0]
         return chance < self._shadows[chain.sequence.id].threshold(exit)
 
-    def forward(self, target: Target, passes: List[Pass]) -> list[Output]:
+    def forward(self, target: Target, rows: List[Rows]) -> list[Output]:
         self._steps += 1
         self._states.clear()
         plain = all(
-            len(each.pending) == 1
+            each.num_new == 1
             and not each.hidden
             and not each.features
-            and (not each.draft or trees.is_chain(each.draft))
-            for each in passes
+            and (not each.tree or trees.is_chain(each.tree))
+            for each in rows
         )
         if self._steps % self._every or not plain:
-            return super().forward(target, passes)
+            return super().forward(target, rows)
         # Piece by piece, to see the state at every exit; what drafting has run is run again.
-        blocks = [
-            Block.chain(each.cache, [*each.pending, *(each.draft.tokens if each.draft else ())])
-            for each in passes
-        ]
-        states: list[list[LogitArray]] = [[] for _ in passes]
-        for begin, end in pairwise((0, *self.exits, self._count)):
-            whole = end == self._count
-            found = self._target.forward_blocks(blocks, tuple(range(begin, end)), whole)
-            if whole:
-                break
+        states: list[list[LogitArray]] = [[] for _ in rows]
+        going = [replace(each, wanted=NO_LOGITS) for each in rows]
+        for begin, end in pairwise((0, *self.exits)):
+            found = self._target.forward(going, tuple(range(begin, end)))
             for seen, output in zip(states, found, strict=True):
                 seen.append(output.state.copy())
-            blocks = [
-                replace(each, inputs=seen[-1], pending=1)
-                for each, seen in zip(blocks, states, strict=True)
+            going = [
+                replace(each, inputs=seen[-1]) for each, seen in zip(going, states, strict=True)
             ]
-        for each, seen in zip(passes, states, strict=True):
+        going = [replace(each, wanted=None) for each in going]
+        found = self._target.forward(going, tuple(range(self.exits[-1], self._count)))
+        for each, seen in zip(rows, states, strict=True):
             self._states[id(each.cache)] = np.stack(seen)
         return [Output(each.logits) for each in found]
 
@@ -193,15 +188,15 @@ class DynamicExit(ExitDrafter):
                 continue
 
     def _look(self, sequence: Sequence, run: List[int], states: LogitArray) -> None:
-        exits, rows, width = states.shape
-        inputs = states.reshape(exits * rows, width)
+        exits, count, width = states.shape
+        inputs = states.reshape(exits * count, width)
         places = np.zeros(len(inputs), dtype=np.int64)
         sees = np.eye(len(inputs), dtype=np.bool_)
-        heads = Block(self._scratch, places, places, sees, inputs=inputs)
-        [found] = self._target.forward_blocks([heads], ())
-        logits = found.logits.reshape(exits, rows, -1)
+        heads = Rows.block(self._scratch, places, places, sees, inputs=inputs)
+        [found] = self._target.forward([heads], ())
+        logits = found.logits.reshape(exits, count, -1)
         first = len(sequence.tokens) - len(run)
-        for row, token in enumerate(run[:rows]):
+        for row, token in enumerate(run[:count]):
             right = [self._shadow(sequence, each[row], first + row) == token for each in logits]
             chances = [top_probability(each[row]) for each in logits]
             self._shadows[sequence.id].add(right, chances, self._memory)

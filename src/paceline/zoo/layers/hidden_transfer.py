@@ -17,14 +17,13 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
-from paceline.core.target import Block, BlockTarget, Output, Pass, Target
+from paceline.core.target import NO_LOGITS, Output, Rows, Target, row_mask, row_positions
 from paceline.core.types import BoolArray, Budget, IntArray, LogitArray, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.network.weights import fitting, shipped
 from paceline.drafters.statistics.recycling import top_rows
 from paceline.errors import OutOfMemory, PacelineError, RuntimeUnavailable
 from paceline.networks.weights import Trained
-from paceline.runtimes.passes import pass_mask, pass_positions, pass_tokens
 from paceline.sampling.sequence import Sequence
 from paceline.trees.shapes import chances, from_rank_accuracies, layout
 from paceline.zoo.networks.hidden_transfer import HiddenTransfer
@@ -46,9 +45,7 @@ class HiddenTransferDrafter(Drafter):
     gumbel_coupled = True
     alone = True
 
-    def __init__(
-        self, target: BlockTarget, layers: int, trained: Trained, *, ranks: int = 8
-    ) -> None:
+    def __init__(self, target: Target, layers: int, trained: Trained, *, ranks: int = 8) -> None:
         """Bind the target, of so many layers, and the maps; `ranks` tokens of each pseudo state.
 
         Raises:
@@ -125,19 +122,19 @@ class HiddenTransferDrafter(Drafter):
             path.append(token)
         return tokens[: len(path)]
 
-    def forward(self, target: Target, passes: List[Pass]) -> list[Output]:
-        riding = [at for at, each in enumerate(passes) if self._rides(each)]
+    def forward(self, target: Target, rows: List[Rows]) -> list[Output]:
+        riding = [at for at, each in enumerate(rows) if self._rides(each)]
         out: dict[int, Output] = {}
         try:
-            found = self._ride([passes[at] for at in riding])
+            found = self._ride([rows[at] for at in riding])
             out = dict(zip(riding, found, strict=True))
         except OutOfMemory:  # of rows that can be done without
             self._rows.clear()
-        rest = [at for at in range(len(passes)) if at not in out]
+        rest = [at for at in range(len(rows)) if at not in out]
         if rest:
-            others = target.forward([passes[at] for at in rest])
+            others = target.forward([rows[at] for at in rest])
             out |= dict(zip(rest, others, strict=True))
-        return [out[at] for at in range(len(passes))]
+        return [out[at] for at in range(len(rows))]
 
     def observe(
         self,
@@ -157,41 +154,47 @@ class HiddenTransferDrafter(Drafter):
         self._foretold.pop(sequence.id, None)
         self._asked.discard(id(sequence.cache))
 
-    def _rides(self, each: Pass) -> bool:
+    def _rides(self, each: Rows) -> bool:
         if id(each.cache) not in self._asked or each.hidden or each.features:
             return False
-        end = int(pass_positions(each, each.cache.length).max()) + self._network.width
-        return len(each.pending) == 1 and end < self._target.capabilities.max_context
+        end = int(row_positions(each).max()) + self._network.width
+        return each.num_new == 1 and end < self._target.capabilities.max_context
 
-    def _ride(self, passes: List[Pass]) -> list[Output]:
-        if not passes:
+    def _ride(self, asked: List[Rows]) -> list[Output]:
+        if not asked:
             return []
-        rows, first = list(map(_tokens_alone, passes)), self._network.runs.start
+        rows, first = list(map(_tokens_alone, asked)), self._network.runs.start
         blocks, begin = rows, 0
         for entry, states in groupby(range(self._network.width), self._network.enters.__getitem__):
             layers = range(begin, begin := first + entry)
-            found = self._target.forward_blocks(blocks, tuple(layers), False)
+            blocks = [replace(each, wanted=NO_LOGITS) for each in blocks]
+            found = self._target.forward(blocks, tuple(layers))
             blocks = [replace(b, inputs=f.state) for b, f in zip(blocks, found, strict=True)]
             for state in states:
                 pairs = zip(blocks, rows, strict=True)
                 blocks = [self._beside(block, tokens, state) for block, tokens in pairs]
-        outputs = self._target.forward_blocks(blocks, tuple(range(begin, self._count)))
+        blocks = [replace(each, wanted=None) for each in blocks]
+        outputs = self._target.forward(blocks, tuple(range(begin, self._count)))
         out = []
-        for each, tokens, output in zip(passes, rows, outputs, strict=True):
+        for each, tokens, output in zip(asked, rows, outputs, strict=True):
             count = len(tokens.tokens)
             logits = output.logits.copy()  # which stand while the other passes are run
             self._rows[id(each.cache)] = logits[count:].reshape(-1, count, logits.shape[1])
             out.append(Output(logits[:count]))
         return out
 
-    def _beside(self, block: Block, tokens: Block, each: int) -> Block:
+    def _beside(self, block: Rows, tokens: Rows, each: int) -> Rows:
         # Adds one pseudo state for every token. It sees what the token sees, and those before it.
         assert block.inputs is not None
-        own: BoolArray = np.eye(len(tokens.tokens), dtype=np.bool_)
+        assert block.positions is not None
+        assert block.sees is not None
+        assert tokens.positions is not None
+        assert tokens.sees is not None
+        own: BoolArray = np.eye(len(tokens), dtype=np.bool_)
         above = np.concatenate([tokens.sees, *[own] * each], axis=1)
         return replace(
             block,
-            tokens=np.concatenate([block.tokens, np.zeros_like(tokens.tokens)]),
+            tokens=[*block.tokens, *[0] * len(tokens)],
             positions=np.concatenate([block.positions, tokens.positions + each + 1]),
             sees=np.block([[block.sees, np.zeros_like(above).T], [above, own]]),
             inputs=np.concatenate([block.inputs, self._pseudo(block.inputs[: len(own)], each)]),
@@ -203,6 +206,6 @@ class HiddenTransferDrafter(Drafter):
         return (states + moved * maps["high_spread"]).astype(np.float32)
 
 
-def _tokens_alone(each: Pass) -> Block:
-    tokens, places = pass_tokens(each), pass_positions(each, each.cache.length)
-    return Block(each.cache, tokens, places, pass_mask(each, 0), pending=1)
+def _tokens_alone(each: Rows) -> Rows:
+    sees = row_mask(each, past=0)
+    return Rows.block(each.cache, each.tokens, row_positions(each), sees, num_new=1)

@@ -8,14 +8,13 @@ that the exit before it left, and fills its keys and values for the tokens that 
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
 from paceline.core.options import arguments, require, within
-from paceline.core.target import Block, BlockTarget, Output, Pass
+from paceline.core.target import Layer, Output, Rows, Target
 from paceline.core.types import Capabilities, LogitArray
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.draft_model import DraftModel
@@ -53,7 +52,7 @@ class SortedModel:
     Logits are a function of the tokens alone, and the exit is chosen before any draw.
     """
 
-    def __init__(self, model: BlockTarget, exits: List[int], confidence: float) -> None:
+    def __init__(self, model: Target, exits: List[int], confidence: float) -> None:
         """Bind a model; `exits` are numbers of layers, ascending, the last one all."""
         self._model, self._confidence = model, confidence
         self._segments = [tuple(range(*each)) for each in pairwise((0, *exits))]
@@ -70,31 +69,31 @@ class SortedModel:
     def prefill(self, cache: Any, tokens: List[int]) -> None:
         self._model.prefill(cache, tokens)
 
-    def truncate(self, cache: Any, length: int) -> None:
+    def truncate(self, cache: Any, length: int, hold: bool = False) -> None:
         self._model.truncate(cache, length)
 
     def release(self, cache: Any) -> None:
         self._filled.pop(id(cache), None)
         self._model.release(cache)
 
-    def keep(self, cache: Any, pending: int, path: List[int]) -> None:
+    def keep(self, cache: Any, num_new: int, path: List[int]) -> None:
         """Do nothing: `forward` kept the rows."""
 
-    def forward(self, passes: List[Pass]) -> list[Output]:
-        """Run and keep pending tokens, without drafts; return the roots' rows alone."""
-        for each in passes:
-            self._known(each.cache).tokens.extend(each.pending)
-        rows: dict[int, LogitArray] = {}
-        live = list(range(len(passes)))
+    def forward(self, rows: List[Rows], layers: List[Layer] | None = None) -> list[Output]:
+        """Run and keep new tokens, without drafts; return the roots' logits alone."""
+        for each in rows:
+            self._known(each.cache).tokens.extend(each.tokens)
+        logits: dict[int, LogitArray] = {}
+        live = list(range(len(rows)))
         for segment in range(len(self._segments)):
             if live:
-                found = self._run([passes[at].cache for at in live], segment)
-                rows |= zip(live, found, strict=True)
+                found = self._run([rows[at].cache for at in live], segment)
+                logits |= zip(live, found, strict=True)
             last = segment + 1 == len(self._segments)
-            sure = [at for at in live if last or top_probability(rows[at]) >= self._confidence]
+            sure = [at for at in live if last or top_probability(logits[at]) >= self._confidence]
             self.taken[segment] += len(sure)
             live = [at for at in live if at not in sure]
-        return [Output(rows[at][None]) for at in range(len(passes))]
+        return [Output(logits[at][None]) for at in range(len(rows))]
 
     def _known(self, cache: Any) -> Filled:
         # After `truncate`, or a forward that failed, the cache is shorter.
@@ -104,17 +103,17 @@ class SortedModel:
 
     def _run(self, caches: List[Any], segment: int) -> list[LogitArray]:
         # Logits of the newest rows, after the segment has run over all rows that it lacks.
-        blocks, known = [], [self._filled[id(each)] for each in caches]
+        rows, known = [], [self._filled[id(each)] for each in caches]
         for cache, each in zip(caches, known, strict=True):
             begin = each.lengths[segment]
-            self._model.rewind(cache, begin)
+            self._model.truncate(cache, begin, hold=True)
             inputs = np.stack(each.states[segment - 1]) if segment else None
-            block = Block.chain(cache, each.tokens[begin - each.lengths[-1] :], inputs)
-            blocks.append(replace(block, wanted=np.array([len(block.tokens) - 1])))
-        outputs = self._model.forward_blocks(blocks, self._segments[segment])
+            tokens = each.tokens[begin - each.lengths[-1] :]
+            rows.append(Rows.draft(cache, tokens, inputs=inputs))
+        outputs = self._model.forward(rows, self._segments[segment])
         for cache, each, output in zip(caches, known, outputs, strict=True):
             count = len(output.state)
-            self._model.keep(cache, 0, range(count))
+            self._model.keep(cache, count, ())
             each.lengths[segment] += count
             if segment:
                 each.states[segment - 1].clear()
@@ -138,7 +137,7 @@ class SortedExits(DraftModel):
 
     def __init__(
         self,
-        model: BlockTarget,
+        model: Target,
         layers: int,
         vocab_size: int,
         growth: TreeExpansion,
@@ -185,4 +184,4 @@ class SortedExits(DraftModel):
             )
         layers = int(cast(Any, model).config.layers)
         vocabulary = context.target.vocab_size
-        return cls(cast(BlockTarget, model), layers, vocabulary, growth, **chosen)
+        return cls(model, layers, vocabulary, growth, **chosen)

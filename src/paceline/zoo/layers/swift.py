@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core.options import require, within
-from paceline.core.target import Block, BlockTarget, Half, Layer, Output
+from paceline.core.target import Half, Layer, Output, Rows, Target
 from paceline.core.types import BoolArray, TokenTree, Verdict
 from paceline.errors import OutOfMemory
 from paceline.sampling.sequence import Sequence
@@ -37,7 +37,7 @@ class Swift(SelfDrafter):
 
     def __init__(
         self,
-        target: BlockTarget,
+        target: Target,
         layers: int,
         needs_q: bool = False,
         *,
@@ -136,8 +136,8 @@ class Swift(SelfDrafter):
         copy = self._target.fork(sequence.cache)
         try:
             self._target.truncate(copy, begin)
-            rows = Block.chain(copy, sequence.tokens[begin:root])
-            [found] = self._target.forward_blocks([rows], self.layers_without(mask))
+            rows = Rows.draft(copy, sequence.tokens[begin:root], wanted=np.arange(root - begin))
+            [found] = self._target.forward([rows], self.layers_without(mask))
             hits = found.logits.argmax(axis=1) == np.array(sequence.tokens[begin + 1 : root + 1])
         finally:
             self._target.release(copy)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 
-from paceline.core import tree as trees
-from paceline.core.target import Block, BlockOutput, BlockTarget, Layer
+from paceline.core.target import Layer, Output, Rows
 from paceline.core.types import LogitArray
 from paceline.drafters.base import Drafter
 from paceline.proof.cases import Draftable, Proof, straight
-from paceline.proof.tabular import LogitsOf, TabularCache, TabularModel, TabularTarget
+from paceline.proof.tabular import LogitsOf, TabularModel, TabularTarget
 from paceline.trees.drawn import Iid
 from paceline.zoo.layers.sorted_exits import SortedExits
 from paceline.zoo.layers.swift import Swift
@@ -24,7 +22,7 @@ Run = tuple[tuple[int, str], ...]
 
 
 class LayeredTable(TabularTarget):
-    """`BlockTarget` whose subsets of layers have tables of their own; all layers are the target.
+    """`Target` whose subsets of layers have tables of their own; all layers are the target.
 
     A state is the number of a context and the layers that were run for it. Going on from another's
     state raises ValueError.
@@ -35,34 +33,31 @@ class LayeredTable(TabularTarget):
         self._some = some
         self._known: list[tuple[tuple[int, ...], Run]] = []
 
-    def forward_blocks(
-        self, blocks: Sequence[Block], layers: Sequence[Layer] | None = None, logits: bool = True
-    ) -> list[BlockOutput]:
-        run = _halves(range(LAYERS) if layers is None else layers)
-        return [self._block(each, run, logits) for each in blocks]
+    def forward(self, rows: Sequence[Rows], layers: Sequence[Layer] | None = None) -> list[Output]:
+        if layers is None:
+            return super().forward(rows)
+        run = _halves(layers)
+        return [self._partly(each, run) for each in rows]
 
-    def rewind(self, cache: TabularCache, length: int) -> None:
-        self.truncate(cache, length)
-
-    def _block(self, block: Block, run: Run, logits: bool) -> BlockOutput:
-        tokens = block.tokens.tolist()
-        begin, rest = tuple(tokens[: block.pending]), tokens[block.pending :]
-        block.cache.forwarded = begin, trees.chain(rest)
-        rows, states = [], []
+    def _partly(self, rows: Rows, run: Run) -> Output:
+        # Of chains alone.
+        tokens = rows.tokens
+        rows.cache.forwarded = tuple(tokens[: rows.num_new]), rows.tree
+        logits, states = [], []
         for row in range(len(tokens)):
-            context = (*block.cache.tokens, *tokens[: row + 1])
+            context = (*rows.cache.tokens, *tokens[: row + 1])
             done = run
-            if block.inputs is not None:
-                known, before = self._known[int(block.inputs[row, 0])]
+            if rows.inputs is not None:
+                known, before = self._known[int(rows.inputs[row, 0])]
                 done = before + run
                 if run and known != context:
                     raise ValueError(f"row {row} goes on from the state of {known}, not {context}")
                 context = known
             self._known.append((context, done))
             states.append([len(self._known) - 1])
-            rows.append(self._table(done)(context))
-        made: LogitArray = np.stack(rows)
-        return BlockOutput(made if logits else made[:0], np.array(states, dtype=np.float32))
+            logits.append(self._table(done)(context))
+        made: LogitArray = np.stack(logits)
+        return Output(made[rows.wanted_rows], state=np.array(states, dtype=np.float32))
 
     def _table(self, run: Run) -> LogitsOf:
         if run == _halves(range(LAYERS)):
@@ -88,7 +83,7 @@ def _sorted(logits: LogitsOf, vocabulary: int) -> Drafter:
     # The whole draft model, and exits of which one is a third model.
     other = TabularModel(vocabulary, 4, seed=_ANOTHER)
     model = LayeredTable(logits, [logits, other.logits], vocabulary)
-    return SortedExits(cast(BlockTarget, model), LAYERS, vocabulary, Iid([1]), confidence=0.5)
+    return SortedExits(model, LAYERS, vocabulary, Iid([1]), confidence=0.5)
 
 
 SORTED = Proof((Draftable("sorted exits", "iid", "chain", straight, drafter=_sorted),))

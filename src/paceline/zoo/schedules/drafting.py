@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
 from paceline.core.processor import usable_threads
-from paceline.core.target import Pass, Target
+from paceline.core.target import Rows, Target
 from paceline.core.types import Budget, LogitArray, SamplingParams, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.errors import (
@@ -147,10 +147,10 @@ class ChainDrafting:
 
     def _logits(self, texts: List[ReadText]) -> list[LogitArray]:
         # Of the next token; the cache then holds all but it.
-        passes = [Pass(t.cache, t.tokens[t.begin + t.cache.length :]) for t in texts]
-        outputs = self.model.forward(passes)
-        for each in passes:
-            self.model.keep(each.cache, len(each.pending), ())
+        rows = [Rows.draft(t.cache, t.tokens[t.begin + t.cache.length :]) for t in texts]
+        outputs = self.model.forward(rows)
+        for each in rows:
+            self.model.keep(each.cache, each.num_new, ())
         return [each.logits[0] for each in outputs]
 
     def _extend(self, text: ReadText, logits: LogitArray) -> bool:

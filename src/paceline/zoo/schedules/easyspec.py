@@ -12,7 +12,7 @@ from collections.abc import Sequence as List
 from typing import Any, ClassVar, cast
 
 from paceline.core.options import require
-from paceline.core.target import Block, BlockTarget, Target
+from paceline.core.target import NO_LOGITS, Rows, Target
 from paceline.core.types import LogitArray
 from paceline.errors import RuntimeUnavailable
 from paceline.zoo.schedules.drafting import ChainDrafting, DraftRequest, ReadText, Scheduled, Worker
@@ -37,7 +37,6 @@ class FuzzyChains(ChainDrafting):
                 f"'{model.capabilities.runtime}' cannot: use runtime cpu or torch"
             )
         self.group = group
-        self._blocks = cast(BlockTarget, model)
         self._layers = int(cast(Any, model).config.layers)
 
     def _cut(self, text: ReadText, length: int) -> None:
@@ -61,8 +60,8 @@ class FuzzyChains(ChainDrafting):
 
     def _fuzzy(self, text: ReadText) -> LogitArray:
         def run(inputs: LogitArray | None, *layers: Any) -> LogitArray:
-            block = Block.chain(text.cache, text.tokens[-1:], inputs)
-            return self._blocks.forward_blocks([block], layers, False)[0].state.copy()
+            rows = Rows.draft(text.cache, text.tokens[-1:], inputs=inputs, wanted=NO_LOGITS)
+            return self.model.forward([rows], layers)[0].state.copy()
 
         state = run(None)
         for first in range(0, self._layers, self.group):
@@ -72,10 +71,10 @@ class FuzzyChains(ChainDrafting):
             given, state = state, run(shared[0], (first, "feed-forward"))
             for layer, output in zip(group[1:], shared[1:], strict=True):
                 state = run(state + (output - given), (layer, "feed-forward"))
-        block = Block.chain(text.cache, text.tokens[-1:], state)
-        [found] = self._blocks.forward_blocks([block], ())
+        rows = Rows.draft(text.cache, text.tokens[-1:], inputs=state)
+        [found] = self.model.forward([rows], ())
         out: LogitArray = found.logits[-1].copy()
-        self.model.keep(text.cache, 0, (0,))
+        self.model.keep(text.cache, 1, ())
         return out
 
 

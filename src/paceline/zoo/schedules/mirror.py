@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from paceline.core import tree as trees
 from paceline.core.options import require
-from paceline.core.target import Block, BlockOutput, BlockTarget, Output, Pass, Target
+from paceline.core.target import Output, Rows, Target
 from paceline.core.types import Budget, LogitArray, TokenTree
 from paceline.drafters.base import DrafterContext
 from paceline.errors import PacelineError, RuntimeUnavailable
@@ -39,7 +39,7 @@ class Mirror(Scheduled):
         self,
         worker: Worker,
         *,
-        target: BlockTarget,
+        target: Target,
         layers: int,
         coupled: bool = True,
         window: int = 4,
@@ -101,38 +101,38 @@ class Mirror(Scheduled):
         self._ready.pop(sequence.id, None)
         self._read.pop(sequence.id, None)
 
-    def forward(self, target: Target, passes: List[Pass]) -> list[Output]:
-        mine = [at for at, each in enumerate(passes) if self._fits(each)]
+    def forward(self, target: Target, rows: List[Rows]) -> list[Output]:
+        mine = [at for at, each in enumerate(rows) if self._fits(each)]
         out: dict[int, Output] = {}
         if mine:
-            blocks = [_block(passes[at]) for at in mine]
-            found = self._target.forward_blocks(blocks, tuple(range(self._exit)))
+            asked = [rows[at] for at in mine]
+            found = self._target.forward(asked, tuple(range(self._exit)))
             going = [
-                replace(block, inputs=each.state.copy())
-                for block, each in zip(blocks, found, strict=True)
+                replace(each, inputs=output.state.copy())
+                for each, output in zip(asked, found, strict=True)
             ]
-            asks = self._guesses([passes[at] for at in mine], found)
+            asks = self._guesses(asked, found)
             self._send(asks)
-            ended = self._target.forward_blocks(going, tuple(range(self._exit, self._count)))
+            ended = self._target.forward(going, tuple(range(self._exit, self._count)))
             out = {at: Output(e.logits.copy()) for at, e in zip(mine, ended, strict=True)}
             self._store(asks)
-        rest = [at for at in range(len(passes)) if at not in out]
+        rest = [at for at in range(len(rows)) if at not in out]
         if rest:
-            out |= dict(zip(rest, target.forward([passes[at] for at in rest]), strict=True))
-        return [out[at] for at in range(len(passes))]
+            out |= dict(zip(rest, target.forward([rows[at] for at in rest]), strict=True))
+        return [out[at] for at in range(len(rows))]
 
-    def _fits(self, each: Pass) -> bool:
-        chain = each.draft is None or trees.is_chain(each.draft)
-        plain = chain and len(each.pending) == 1 and not (each.hidden or each.features)
+    def _fits(self, each: Rows) -> bool:
+        chain = not each.tree or trees.is_chain(each.tree)
+        plain = chain and each.num_new == 1 and not (each.hidden or each.features)
         return plain and id(each.cache) in self._running
 
-    def _guesses(self, passes: List[Pass], found: List[BlockOutput]) -> list[DraftRequest]:
+    def _guesses(self, rows: List[Rows], found: List[Output]) -> list[DraftRequest]:
         asks = []
-        for each, output in zip(passes, found, strict=True):
+        for each, output in zip(rows, found, strict=True):
             sequence = self._running[id(each.cache)]
             text = tuple(sequence.tokens)
             self._read[sequence.id] = len(text)
-            drafted = [] if each.draft is None else each.draft.tokens.tolist()
+            drafted = list(each.tokens[1:])
             for row, logits in enumerate(output.logits):
                 path = drafted[:row]
                 room = sequence.room - len(path) - 2
@@ -162,8 +162,3 @@ class Mirror(Scheduled):
         for each, tokens in zip(asks, reply.tokens if reply else (), strict=True):
             ready = self._ready.setdefault(each.id, {})
             ready[each.text[self._read[each.id] :]] = tokens
-
-
-def _block(each: Pass) -> Block:
-    drafted = [] if each.draft is None else each.draft.tokens.tolist()
-    return replace(Block.chain(each.cache, [*each.pending, *drafted]), pending=1)

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import ClassVar
 
 from paceline.core.options import require
-from paceline.core.target import Output, Pass, Target
+from paceline.core.target import Output, Rows, Target
 from paceline.core.types import Budget, TokenTree
 from paceline.sampling.sequence import Sequence
 from paceline.zoo.schedules.drafting import DraftRequest, Scheduled, Worker
@@ -72,9 +72,9 @@ class Pearl(Scheduled):
         self._send(asks)
         return drafts
 
-    def forward(self, target: Target, passes: List[Pass]) -> list[Output]:
+    def forward(self, target: Target, rows: List[Rows]) -> list[Output]:
         start = perf_counter()
-        outputs = target.forward(passes)
+        outputs = target.forward(rows)
         self._forward_seconds = perf_counter() - start
         return outputs
 

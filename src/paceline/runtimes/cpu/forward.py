@@ -1,0 +1,327 @@
+"""A forward: its rows as the kernels read them, its program, recorded once, and its profile."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core import target
+from paceline.core import tree as trees
+from paceline.core.target import Layer
+from paceline.core.types import ROOT, LogitArray, TokenTree
+from paceline.errors import OutOfMemory
+from paceline.models import families
+from paceline.models.config import ModelConfig
+from paceline.native.library import CHeads, KvDtype
+from paceline.native.packed import Packed
+from paceline.native.program import Columns, Program
+from paceline.runtimes.cpu import mask_rows
+from paceline.runtimes.cpu.matrices import Matrices
+from paceline.runtimes.cpu.ops import CpuOps, Rows
+from paceline.runtimes.kv_cache import BLOCK, BlockPool
+
+_WARM_UPS = 3
+
+# Rows of a batch whose logits, and whose features, are of one sequence.
+Span = tuple[slice, slice]
+
+
+class ForwardBatch:
+    """Rows of one forward: what each sees is a run of its sequence's tokens, then single ones."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.logit_rows: list[int] = []
+        self.feature_rows: list[int] = []
+        self.argmax = False  # some sequence asks for the argmax by row
+        self.mask_rows: list[int] = []
+        self._rows: list[int] = []
+        self._tables: list[int] = []
+        self._singles: list[int] = []
+
+    @classmethod
+    def of(cls, rows: Sequence[target.Rows]) -> tuple[ForwardBatch, list[Span]]:
+        """Return the rows of some sequences, and where the outputs of each are.
+
+        Raises OutOfMemory if a cache cannot hold them; then none holds any.
+        """
+        batch = cls()
+        try:
+            return batch, [batch.add(each) for each in rows]
+        except OutOfMemory:
+            for each in rows:  # their branches would keep others from trying with less
+                each.cache.discard()
+            raise
+
+    def add(self, rows: target.Rows) -> Span:
+        """Add a sequence's rows; raises OutOfMemory if its cache cannot hold them."""
+        cache, count, first = rows.cache, len(rows.tokens), len(self.ids)
+        cache.discard()
+        past = cache.length
+        cache.reserve(count)
+        self.ids += rows.tokens
+        table = len(self._tables)
+        self._tables += cache.blocks[: -(-(past + count) // BLOCK)]
+        if rows.sees is not None:
+            self._add_block(rows, table)
+        elif not rows.tree or trees.is_chain(rows.tree):
+            self._add_chain(cache.blocks, table, past, count)
+            cache.places = list(range(past + rows.num_new, past + count))
+        else:
+            self._add_chain(cache.blocks, table, past, rows.num_new)
+            cache.places = self._add_tree(cache.blocks, table, past + rows.num_new, rows.tree)
+        logits, features = len(self.logit_rows), len(self.feature_rows)
+        if rows.wanted is None:
+            self.logit_rows += range(first + rows.root, first + count)
+        else:
+            self.logit_rows += (first + rows.wanted).tolist()
+        if rows.features:
+            self.feature_rows += range(first, first + count)
+        self.argmax = self.argmax or rows.argmax
+        return slice(logits, len(self.logit_rows)), slice(features, len(self.feature_rows))
+
+    def _add_row(
+        self,
+        blocks: Sequence[int],
+        table: int,
+        place: int,
+        position: int,
+        run: int,
+        singles: Sequence[int] = (),
+    ) -> None:
+        # `Plan` in native/kernels/visible_keys.hpp: position, storage slot, begin of the table of
+        # blocks, length of the run, begin of the single tokens, keys that it sees.
+        slot = blocks[place // BLOCK] * BLOCK + place % BLOCK
+        self._rows += (position, slot, table, run, len(self._singles), run + len(singles))
+        self._singles += singles
+
+    def _add_chain(self, blocks: Sequence[int], table: int, begin: int, count: int) -> None:
+        for place in range(begin, begin + count):
+            self._add_row(blocks, table, place, place, place + 1)
+
+    def _add_tree(
+        self, blocks: Sequence[int], table: int, begin: int, draft: TokenTree
+    ) -> list[int]:
+        # The first root-to-leaf path is stored first, so that keeping it moves nothing.
+        places, runs, apart = _places(draft.parents.tolist(), begin)
+        for place, run, singles in zip(places, runs, apart, strict=True):
+            self._add_row(blocks, table, place, run + len(singles) - 1, run, singles)
+        return places
+
+    def _add_block(self, rows: target.Rows, table: int) -> None:
+        assert rows.positions is not None
+        assert rows.sees is not None
+        cache, past, count = rows.cache, rows.cache.length, len(rows.tokens)
+        cache.places = list(range(past + rows.num_new, past + count))
+        runs: Iterable[int] = [past] * count if rows.cached is None else rows.cached.tolist()
+        for row, (position, run) in enumerate(zip(rows.positions.tolist(), runs, strict=True)):
+            sees = rows.sees[row]
+            # Rows behind the cached keys continue their run: a chain needs no single ones.
+            lead = int(np.append(sees, False).argmin()) if run == past else 0
+            singles = (past + lead + np.flatnonzero(sees[lead:])).tolist()
+            self._add_row(cache.blocks, table, past + row, position, run + lead, singles)
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "rows": len(self.ids),
+            "logits": len(self.logit_rows),
+            "features": len(self.feature_rows),
+            "argmax": len(self.logit_rows) if self.argmax else 0,
+            mask_rows.COUNT: len(self.mask_rows),
+        }
+
+    def inputs(self) -> dict[str, list[int] | npt.NDArray[np.int32]]:
+        return {
+            "input_ids": self.ids,
+            "logit_rows": self.logit_rows,
+            "feature_rows": self.feature_rows,
+            "rows": self._rows,
+            "tables": self._tables,
+            "singles": self._singles,
+            mask_rows.ROWS: self.mask_rows,
+        }
+
+
+def _places(parents: list[int], begin: int) -> tuple[list[int], list[int], list[list[int]]]:
+    # By node: position; tokens seen without a gap; positions of the others, itself last.
+    inner = set(parents)
+    node = next(node for node in range(len(parents)) if node not in inner)
+    lead: set[int] = set()
+    while node != ROOT:
+        lead.add(node)
+        node = parents[node]
+    next_lead, next_other = begin, begin + len(lead)
+    stored: list[int] = []
+    runs: list[int] = []
+    apart: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        run, singles = (begin, []) if parent == ROOT else (runs[parent], apart[parent])
+        if node in lead:  # in order of their depth, as all nodes stand behind their parents
+            stored.append(next_lead)
+            next_lead += 1
+            run += 1
+        else:
+            stored.append(next_other)
+            next_other += 1
+            singles = [*singles, stored[node]]
+        runs.append(run)
+        apart.append(singles)
+    return stored, runs, apart
+
+
+# Groups of a forward's profile by the last part of an operation's name; matmuls have the name of
+# their first matrix.
+_GROUPS = {
+    "q": "product qkv",
+    "o": "product o",
+    "gate": "product gate-up",
+    "down": "product down",
+    "head": "product LM head",
+    "attention": "attention",
+    "gather": "gathers and norms",
+}
+_REST = "the rest"
+
+# All groups, in table order.
+GROUPS = (*_GROUPS.values(), _REST)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Mean profile of some inferences.
+
+    Attributes:
+        seconds: of the whole inference.
+        groups: seconds by group, in the order of `GROUPS`.
+    """
+
+    seconds: float
+    groups: dict[str, float]
+
+
+def by_group(operations: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Sum seconds of operations, given by name, by group."""
+    found: dict[str, float] = defaultdict(float)
+    for name, seconds in operations:
+        found[_GROUPS.get(name.rpartition(".")[2], _REST)] += seconds
+    return {name: found[name] for name in GROUPS}
+
+
+class Forward:
+    """A model's forward as one native program."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        matrices: Matrices,
+        packed: Packed,
+        pool: BlockPool,
+        kv_dtype: KvDtype,
+        extra: LogitArray,
+        layers: Sequence[Layer] | None = None,
+        given: bool = False,
+        masks: mask_rows.PackedMaskRows | None = None,
+    ) -> None:
+        """Record it.
+
+        Args:
+            config: of the model.
+            matrices: of the model.
+            packed: holds them.
+            pool: keys and values.
+            kv_dtype: of the pool.
+            extra: float32 `[m, hidden_size]`, embeddings after the vocabulary.
+            layers: those to run; None for all.
+            given: rows start from the input "inputs", not from embeddings.
+            masks: adapter of mask rows.
+        """
+        self._masks = masks
+        width = config.hidden_size
+        self._program = program = Program(packed, CHeads(config.heads, config.kv_heads))
+        ops = CpuOps(
+            program,
+            matrices,
+            pool,
+            kv_dtype,
+            config.norm_eps,
+            config.max_context,
+            extra if len(extra) else None,
+            masks,
+        )
+        program.paths(config.max_context, "rows")
+        start = None
+        if given:
+            first = program.buffer("rows", width)
+            program.load("inputs", first)
+            start = ops.given(first, "rows")
+        seen: list[Rows] = []
+        states: list[Rows] = []
+        x = families.forward(ops, config, layers=layers, x=start, features=seen, states=states)
+        self._state: Columns | None = None
+        if layers is not None:
+            self._state = program.buffer("rows", width)
+            program.gather(states[0].columns(), None, self._state)
+        self._features = program.buffer("features", len(seen) * width)
+        for index, rows in enumerate(seen):
+            to = self._features.part(index * width, width)
+            program.gather(rows.columns(), "feature_rows", to)
+        del seen, states
+        self._routes = ops.routes
+        self._hidden = program.buffer("logits", width)
+        program.gather(x.columns(), "logit_rows", self._hidden)
+        logits = families.head(ops, config, ops.given(self._hidden, "logits"))
+        self._logits_rows = logits  # keeps its buffer
+        self._logits: Columns = logits.columns()
+        self._argmax = program.argmax(self._logits, "argmax")
+        self.seconds, self._ran = 0.0, 0
+
+    def run(self, batch: ForwardBatch, threads: int, given: LogitArray | None = None) -> None:
+        begin = perf_counter()
+        if self._masks is not None:
+            batch.mask_rows = self._masks.rows(batch.ids)
+        inputs = batch.inputs()
+        if given is not None:
+            inputs["inputs"] = np.ascontiguousarray(given, np.float32).reshape(-1).view(np.int32)
+        self._program.run(batch.counts(), inputs, threads)
+        self._ran = len(batch.ids)
+        self.seconds = perf_counter() - begin
+
+    def output(self, name: str, batch: ForwardBatch) -> LogitArray:
+        """Return float32 `[n, ...]`, a view that the next run overwrites.
+
+        "logits" and "hidden" are of the batch's logit rows, "features" of its feature rows, "state"
+        of all rows.
+        """
+        columns = {"logits": self._logits, "hidden": self._hidden, "features": self._features}
+        rows = batch.counts()[{"features": "features", "state": "rows"}.get(name, "logits")]
+        at = self._state if name == "state" else columns[name]
+        assert at is not None
+        return self._program.read(at, rows)
+
+    def routes(self) -> list[LogitArray]:
+        return [self._program.read(each.columns(), self._ran) for each in self._routes]
+
+    def argmax(self, batch: ForwardBatch) -> list[int]:
+        """Return the argmax by logit row; empty if no pass asked for it."""
+        rows = batch.counts()["argmax"]
+        if not rows:
+            return []
+        found: list[int] = self._program.read(self._argmax, rows).view(np.int32)[:, 0].tolist()
+        return found
+
+    def counted(self, batch: ForwardBatch, threads: int, runs: int) -> Counted:
+        """Repeat a forward and return the time of its parts."""
+        seconds = np.zeros(len(self._program.names))
+        for number in range(_WARM_UPS + runs):
+            if number == _WARM_UPS:
+                seconds[:] = 0
+                begin = perf_counter()
+            self._program.run(batch.counts(), batch.inputs(), threads, seconds)
+        total = perf_counter() - begin
+        timed = zip(self._program.names, (seconds / runs).tolist(), strict=True)
+        return Counted(total / runs, by_group(timed))
