@@ -50,7 +50,7 @@ FOLDERS: tuple[tuple[str, str], ...] = (
 FREE = {"version", "weights", "__main__"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
-BUDGET = {"lines": 72_500, "modules": 402, "docstrings": 0.14, "loose": 6}
+BUDGET = {"lines": 72_500, "modules": 399, "docstrings": 0.14, "loose": 6}
 
 
 class Import(NamedTuple):
@@ -140,7 +140,6 @@ def star_tuples(tree: ast.AST) -> Iterator[ast.Starred]:
 
 
 TWICE = {
-    "Ops": "operations of models; of drafter networks",
     "Rows": "of a sequence in a forward; what a program records as one operation's",
     "Sampler": "of tokens; of canvases, as `--sampler` has it",
     "Threshold": "a rule for canvases; a tree expansion, both by that name",

@@ -18,8 +18,7 @@ from paceline.native.packed import Packed, rotary_table
 from paceline.native.program import Columns, Program
 from paceline.runtimes.cpu.forward import ForwardBatch
 from paceline.runtimes.kv_cache import BlockPool, PagedCache
-from paceline.runtimes.reference.ops import ReferenceOps
-from paceline.runtimes.reference.target import ReferenceCache
+from paceline.runtimes.reference.ops import AskedRows, ReferenceCache, ReferenceOps
 
 LONGEST = 1024
 RNG = np.random.default_rng(5)
@@ -104,10 +103,10 @@ def layer(
         2 * len(sizes.frequencies),
     )
     packed = Packed()
-    program = Program(packed, heads)
+    program = Program(packed, heads, LONGEST)
     into = program.buffer("rows", width)
     out = program.buffer("rows", sizes.heads * sizes.width, rounded=rounded)
-    program.paths(LONGEST, "rows")
+    program.paths("rows")
     program.attention(pool.memory, table, norms, into, out, whole)
     return Layer(sizes, pool, program, into, out, threads, packed)
 
@@ -142,7 +141,7 @@ def reference(
     dtype = np.float32 if kept == "fp32" else np.float16
     cache = ReferenceCache(np.zeros((1, 2, 0, sizes.kv_heads, sizes.width), dtype))
     asked = Rows.draft(cache, [0] * num_new, draft)
-    made: Any = ReferenceOps(sizes, None, sizes.eps, asked)
+    made: Any = ReferenceOps(sizes, None, sizes.eps, AskedRows(asked))
     return made.attend(0, rows, sizes.shape), cache.data[0]
 
 

@@ -8,24 +8,21 @@ import numpy as np
 import pytest
 from tests.native import formats
 
-from paceline.native import draft_program
-from paceline.native.draft_program import PICKED, ChainNoise, DraftProgram, Operand, noise_records
+from paceline.native import program as native_program
 from paceline.native.library import KV_DTYPES, CHeads
 from paceline.native.packed import Packed
-from paceline.native.program import Columns
+from paceline.native.program import PICKED, ChainNoise, Columns, Operand, Program, noise_records
 from paceline.sampling.gumbel import GumbelNoise
 
 RNG = np.random.default_rng(7)
 WIDTH = 32
 
 
-def program(heads: CHeads | None = None) -> DraftProgram:
-    return DraftProgram(
-        Packed(), heads or CHeads(2, 1, 16, KV_DTYPES["fp32"], 1e-5, 0.25, 0, 16), 64
-    )
+def program(heads: CHeads | None = None) -> Program:
+    return Program(Packed(), heads or CHeads(2, 1, 16, KV_DTYPES["fp32"], 1e-5, 0.25, 0, 16), 64)
 
 
-def loaded(made: DraftProgram, name: str, rows: str, width: int) -> Columns:
+def loaded(made: Program, name: str, rows: str, width: int) -> Columns:
     """A buffer that holds what a run gives it."""
     out = made.buffer(rows, width)
     made.load(name, out)
@@ -52,17 +49,17 @@ def test_rows_are_put_together_number_by_number(rows: int, width: int) -> None:
     b = loaded(made, "many", "wide", width)
     repeated = np.repeat(one, slots, axis=0)
     cases = [
-        (draft_program.SUM, Operand(a, repeat=slots), Operand(b), repeated + many),
-        (draft_program.PRODUCT, Operand(b), Operand(None, weights=each), many * each),
+        (native_program.SUM, Operand(a, repeat=slots), Operand(b), repeated + many),
+        (native_program.PRODUCT, Operand(b), Operand(None, weights=each), many * each),
         (
-            draft_program.SUM,
+            native_program.SUM,
             Operand(a, repeat=slots),
             Operand(None, weights=all_slots),
             repeated + np.tile(all_slots, (rows, 1)),
         ),
-        (draft_program.SILU, Operand(b), Operand(b), many / (1 + np.exp(-many.astype(float)))),
+        (native_program.SILU, Operand(b), Operand(b), many / (1 + np.exp(-many.astype(float)))),
         (
-            draft_program.LSTM_GATE,
+            native_program.LSTM_GATE,
             Operand(b),
             Operand(a, repeat=slots),
             np.tanh(repeated) / (1 + np.exp(-many.astype(float))),
@@ -153,7 +150,7 @@ def test_picked_tokens_and_windows_are_embedded() -> None:
     at = loaded(made, "logits", "rows", 16)
     picked = made.buffer("rows", PICKED)
     made.pick(at.part(0, 8), np.arange(8), picked)
-    packed = formats.packed(made._packed, "F32", table)
+    packed = formats.packed(made.packed, "F32", table)
     places = [made.buffer("rows", WIDTH) for _ in range(2)]
     made.embed(packed, picked.part(0, 1), places[0])
     made.embed(packed, "tokens", places[1], stride=3, offset=1)
@@ -199,7 +196,7 @@ def test_a_run_may_end_early() -> None:
     made = program()
     at = loaded(made, "x", "rows", WIDTH)
     to = made.buffer("rows", WIDTH)
-    made.join(draft_program.SUM, Operand(at), Operand(at), to)
+    made.join(native_program.SUM, Operand(at), Operand(at), to)
     x = random(1, WIDTH)
     made.run({"rows": 1}, {"x": bits(x)}, 1)
     made.run({"rows": 1}, {"x": bits(3 * x)}, 1, operations=1)

@@ -95,6 +95,11 @@ class Mixture:
 
     required = vector
 
+    def parts(self, names: Any, *, pair: bool = False) -> Any:
+        return names
+
+    def bias(self, name: str) -> None: ...
+
 
 class Scored(ReferenceOps):
     """Routes by given scores."""

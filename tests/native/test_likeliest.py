@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.native.draft_program import DraftProgram
 from paceline.native.library import KV_DTYPES, CHeads
 from paceline.native.packed import Packed
+from paceline.native.program import Program
 
 RNG = np.random.default_rng(5)
 PIECES = 16
@@ -18,7 +18,7 @@ PIECES = 16
 def argmax(rows: Any, threads: int = 2, asked: int | None = None) -> list[int]:
     """By the operation, of the first rows that are asked for."""
     count, size = rows.shape
-    program = DraftProgram(Packed(), CHeads(2, 1, 16, KV_DTYPES["fp32"], 1e-5, 0.25, 0, 16), 64)
+    program = Program(Packed(), CHeads(2, 1, 16, KV_DTYPES["fp32"], 1e-5, 0.25, 0, 16), 64)
     logits = program.buffer("rows", size)
     program.load("logits", logits)
     found = program.argmax(logits, "asked")

@@ -84,13 +84,19 @@ class Product:
         names = [name for name in self.known if name.isdigit()]
         norm = None if self.norm is None else "norm"
         if self.gate:
-            return ops.gated(x, *names, activation=self.gate, norm=norm)
+            return ops.gated(x, names, activation=self.gate, norm=norm)
         return ops.linear(x, names, norm=norm, scale=self.scale, plus=residual)
 
     def vector(self, name: str) -> Any:
         return self.known[name]
 
     required = vector
+
+    def parts(self, names: Any, *, pair: bool = False) -> Any:
+        return names
+
+    def bias(self, name: str) -> Any:
+        return self.known[f"{name}.bias"]
 
 
 CASES: dict[str, dict[str, Any]] = {

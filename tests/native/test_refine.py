@@ -9,9 +9,9 @@ import pytest
 from tests.helpers.packed_rows import read_rows
 from tests.native import formats
 
-from paceline.native.draft_program import DraftProgram
 from paceline.native.library import KV_DTYPES, CHeads
 from paceline.native.packed import Packed
+from paceline.native.program import Program
 
 RNG = np.random.default_rng(11)
 WIDTH, BEST, ROWS = 64, 32, 6
@@ -35,7 +35,7 @@ def refined(
     """By the operation; behind the logits are larger numbers that are none of theirs."""
     count, size = rows.shape
     packed = Packed()
-    made = DraftProgram(packed, CHeads(2, 1, 16, KV_DTYPES["fp32"], 1e-5, 0.25, 0, 16), 64)
+    made = Program(packed, CHeads(2, 1, 16, KV_DTYPES["fp32"], 1e-5, 0.25, 0, 16), 64)
     states, logits = made.buffer("rows", WIDTH), made.buffer("rows", size + room)
     made.load("hidden", states)
     made.load("logits", logits)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import torch
-from tests.networks.plain_ops import PlainOps
 from torch import Tensor
 
 from paceline.networks.base import Geometry, Network
@@ -96,15 +95,6 @@ def texts(count: int, time: int, seed: int = 1) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(count, time, 4 * GEOMETRY.width, generator=generator).double()
     return features, torch.randint(GEOMETRY.vocab_size, (count, time), generator=generator)
-
-
-def plain(trained: DraftModule) -> PlainOps:
-    """The same weights in plain NumPy."""
-    parameters = {name: each.detach().numpy() for name, each in trained.named().items()}
-    parameters |= {name: each.numpy() for name, each in trained.target_weights().items()}
-    target = (trained.get_buffer(name).numpy() for name in ("embedding", "head"))
-    network = trained.network
-    return PlainOps(network.geometry, parameters, *target, network.reach)
 
 
 def context_rows(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 from tests.networks.cases import GEOMETRY, NETWORKS, module
+from tests.networks.reference import DraftOps, ReferenceRunner
 
 from paceline.models.weights import Stored
 from paceline.native.packed import Packed
 from paceline.networks.base import FUSED
-from paceline.networks.runner import Runner
+from paceline.networks.runner import ContextUpdate, Runner
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.cpu.networks.runner import CpuRunner
@@ -52,7 +54,7 @@ def runner(
     max_context: int = 64,
     kv_tokens: int = 2048,
     lent: BlockPool | None = None,
-) -> Runner:
+) -> Any:
     """All in float32; rows of the LM head that the network may not draft are far off.
 
     `lent` are keys and values of a target on the CPU runtime.
@@ -68,7 +70,39 @@ def runner(
     held = {"embed": embedding.numpy(), "head": head.numpy()}
     for name, theirs in trained.network.target_weights().items():
         held |= split(theirs, shared[name].numpy())
+    if runtime == "reference":
+        return ReferenceRunner(
+            trained_of(trained), Matrices(Held(held), "fp32", Packed(), 2), "fp32"
+        )
     return cpu_runner(trained_of(trained), held, "fp32", max_context, kv_tokens, lent)
+
+
+class Reference:
+    """Drafts of the reference after a text that grows; `ops` may be a wrong one."""
+
+    def __init__(self, trained: DraftModule, ops: type[DraftOps] = DraftOps) -> None:
+        self.network, self.runner = trained.network, runner("reference", trained)
+        self.runner.ops = ops
+        self.cache = self.runner.open()
+
+    def draft(self, features: Any, tokens: Sequence[int], follow: Sequence[int]) -> Any:
+        """Take in context rows and draft after the last.
+
+        Args:
+            features: `[rows, 4 * width]` of positions that were not given before.
+            tokens: what follows each; networks that read no features begin with the first token.
+            follow: the draft's own tokens, as many as steps before the last take in.
+
+        Returns:
+            `[depth, columns]` logits.
+        """
+        given = ContextUpdate(self.cache, np.asarray(features, np.float32), tokens)
+        [branch] = self.runner.start([given])
+        out, width = [branch.logits], self.network.width
+        for step in range(1, self.network.steps):
+            [branch] = self.runner.advance([(branch, follow[(step - 1) * width : step * width])])
+            out.append(branch.logits)
+        return np.concatenate(out)
 
 
 def split(name: str, lent: Any) -> dict[str, Any]:

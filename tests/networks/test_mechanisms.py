@@ -12,17 +12,18 @@ import torch
 from tests.networks.cases import GEOMETRY, module, texts
 from torch import Tensor
 
+from paceline.models.families.base import add_feed_forward
+from paceline.models.ops import Heads, Ops, Rows, Sight
 from paceline.networks.base import Network
 from paceline.networks.block_parallel import BlockParallel
-from paceline.networks.blocks import feed_forward, last_hidden, lstm, slots_behind, stack
+from paceline.networks.blocks import last_hidden, layer_names, lstm, slots_behind, stack
 from paceline.networks.draft_lm import DraftLM
 from paceline.networks.eagle import Eagle
 from paceline.networks.eagle3 import Eagle3
 from paceline.networks.hydra import Hydra
 from paceline.networks.kangaroo import Kangaroo
 from paceline.networks.medusa import Medusa
-from paceline.networks.ops import Ops, Rows, Sight
-from paceline.networks.torch_ops import TorchOps
+from paceline.networks.torch_ops import NetworkTensors, TextAttention, TorchOps
 from paceline.training.module import DraftModule
 from paceline.zoo.networks.chimera import Chimera
 from paceline.zoo.networks.clover import Clover
@@ -125,14 +126,14 @@ class SightedSlots(BlockParallel):
     """Slots see one another both ways."""
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        return slots_behind(ops, features, tokens, "slots")
+        return slots_behind(ops, self.heads, features, tokens, "slots")
 
 
 class CausalSlots(CTC):
     """Slots see those before them alone."""
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        return slots_behind(ops, features, tokens, "draft")
+        return slots_behind(ops, self.heads, features, tokens, "draft")
 
 
 class CausalSpecFormer(SpecFormer):
@@ -140,8 +141,10 @@ class CausalSpecFormer(SpecFormer):
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         class Causal(TorchOps):
-            def attend(self, layer: int, x: Tensor, sees: Sight) -> Tensor:
-                return super().attend(layer, x, "draft" if sees == "slots" else sees)
+            def attend(
+                self, layer: int, x: Tensor, heads: Heads, sees: Sight = "context"
+            ) -> Tensor:
+                return super().attend(layer, x, heads, "draft" if sees == "slots" else sees)
 
         ops.__class__ = Causal
         return super().start(ops, features, tokens)
@@ -151,7 +154,9 @@ class EarlierExit(Kangaroo):
     """Leaves the target a layer too early."""
 
     def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
-        return ops.last(stack(ops, "target", self.exit - 1, ops.embed(tokens), "context"))
+        return ops.last(
+            stack(ops, "target", self.heads, self.exit - 1, ops.embed(tokens), "context")
+        )
 
 
 class Forgetful(Clover):
@@ -166,8 +171,8 @@ class Unattentive(Clover):
 
     def _decode(self, ops: Ops, state: Rows, embeddings: Rows) -> Rows:
         asking = ops.norm(embeddings, "embed_norm")
-        return feed_forward(
-            ops, "decoder", ops.linear(asking, "decoder.token.residual", plus=state)
+        return add_feed_forward(
+            ops, layer_names("decoder"), ops.linear(asking, ["decoder.token.residual"], plus=state)
         )
 
 
@@ -191,7 +196,7 @@ class OneKindOfRows(Chimera):
     """Rows of the context hold trigrams, too."""
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        grams = ops.linear(ops.embed_windows(tokens), "trigram.out")
+        grams = ops.linear(ops.embed_windows(tokens), ["trigram.out"])
         summed = features + ops.concat([grams * 0, grams * 0, grams * 0, grams])
         return super().start(ops, summed, tokens)
 
@@ -315,7 +320,8 @@ def test_the_lstm_of_falcon_is_that_of_torch(wrong: bool) -> None:
             gates[f"lstm.{layer}"] = mine.flatten(0, 1)
             theirs = reference.get_parameter(f"weight_ih_l{layer}").view(4, WIDTH, inputs)
             theirs[[0, 2, 3]] = mine  # torch orders them: input, forget, cell, output
-    ops = TorchOps(GEOMETRY, gates, torch.zeros(1), torch.zeros(1))
+    weights = NetworkTensors(gates, torch.zeros(1), torch.zeros(1))
+    ops = TorchOps(weights, GEOMETRY.norm_eps, TextAttention())
     x = torch.randn(1, 6, 2 * WIDTH, generator=generator)
     if wrong:
         found = x @ gates["lstm.0"][:WIDTH].T

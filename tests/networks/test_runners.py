@@ -9,11 +9,9 @@ from tests.networks.cases import (
     GEOMETRY,
     NETWORKS,
     context_rows,
-    plain,
     texts,
 )
-from tests.networks.plain_ops import PlainDrafter
-from tests.networks.runners import IDS, RUNTIMES, ready
+from tests.networks.runners import IDS, RUNTIMES, Reference, ready
 
 from paceline.networks.runner import Branch, ContextUpdate
 from paceline.zoo.networks.ctc import collapse
@@ -31,7 +29,7 @@ def test_greedy_drafts_are_those_of_the_plain_evaluation(name: str, runtime: str
     network = trained.network
     features, tokens = texts(3, 16)
     caches = [compiled.open() for _ in range(3)]
-    drafters = [PlainDrafter(network, plain(trained)) for _ in range(3)]
+    drafters = [Reference(trained) for _ in range(3)]
     begin = np.zeros(3, dtype=int)
     for gained in (*GROWTH, (1, 0, 0)):
         rows = {
@@ -100,7 +98,7 @@ def test_every_branch_says_what_its_path_says_alone(name: str, runtime: str) -> 
             for branch in branches:
                 path = path_of(branch)
                 follow = [*path, *[0] * network.depth]
-                wanted = PlainDrafter(network, plain(trained)).draft(*whole, follow)
+                wanted = Reference(trained).draft(*whole, follow)
                 wanted = wanted[len(path) : len(path) + network.width]
                 np.testing.assert_allclose(branch.logits, wanted, atol=1e-3)
 
@@ -174,6 +172,6 @@ def test_branches_are_right_where_blocks_and_windows_end(name: str, runtime: str
             branches.append(branch)
     for branches, whole in zip(known, rows, strict=True):
         follow = [int(IDS[2])] * network.depth
-        wanted = PlainDrafter(network, plain(trained)).draft(*whole, follow)
+        wanted = Reference(trained).draft(*whole, follow)
         found = np.concatenate([branch.logits for branch in branches])
         np.testing.assert_allclose(found, wanted, atol=1e-3)

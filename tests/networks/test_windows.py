@@ -9,9 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.networks.cases import GEOMETRY, context_rows, module, plain, texts
-from tests.networks.plain_ops import PlainDrafter
-from tests.networks.runners import IDS, cpu_runner, runner
+from tests.networks.cases import GEOMETRY, context_rows, module, texts
+from tests.networks.runners import IDS, Reference, cpu_runner, runner
 
 from paceline.errors import InvalidOption
 from paceline.networks.kangaroo import Kangaroo
@@ -26,7 +25,7 @@ def test_a_window_is_exact(reach: int) -> None:
     network = trained.network
     compiled: Any = runner("cpu", trained, max_context=300)
     features, tokens = texts(1, 230)
-    cache, drafter = compiled.open(), PlainDrafter(network, plain(trained))
+    cache, drafter = compiled.open(), Reference(trained)
     begin = 0
     for gained in (70, 1, 3, 60, 30, 1, 40, 2):
         read, behind = context_rows(network, features[0], tokens[0], begin, begin + gained)

@@ -19,7 +19,7 @@ from paceline.models.config import feature_layers
 from paceline.networks.base import Geometry
 from paceline.networks.blocks import stack
 from paceline.networks.catalogue import build
-from paceline.networks.torch_ops import TorchOps
+from paceline.networks.torch_ops import NetworkTensors, TextAttention, TorchOps
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource, TokenSource
 from paceline.training.data import Text
@@ -147,9 +147,10 @@ def test_shallow_layers_compute_the_targets_own_hidden_states(
     assert features is not None
     weights = {name: torch.from_numpy(each) for name, each in lent.items()}
     embedding = torch.from_numpy(EMBEDDING)
-    ops = TorchOps(GEOMETRY, weights, embedding, embedding)
+    tensors = NetworkTensors(weights, embedding, embedding)
+    ops = TorchOps(tensors, GEOMETRY.norm_eps, TextAttention())
     x = ops.embed(torch.tensor([tokens]))
-    found = stack(ops, "target", exit, x, "context")
+    found = stack(ops, "target", network.heads, exit, x, "context")
     same = np.allclose(found[0], features[:, : CONFIG.hidden_size], atol=1e-4)
     assert same != wrong
 

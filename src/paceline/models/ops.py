@@ -1,21 +1,37 @@
-"""Operations that models are written in; a backend evaluates or records them.
+"""Operations that models and drafter networks are written in; a backend evaluates or records them.
 
-A model is a function over these, in one file by family (`models/families`). Rows are `[rows,
-width]`. Names are those of `Weights`; matrix `NAME` may have a bias, `NAME.bias`.
+A model is a function over these, in one file by family (`models/families`), and so is a network
+(`networks`). Names are those of its weights; matrix `NAME` may have a bias, `NAME.bias`.
+
+Rows of a model are `[rows, width]`. A network's are of two kinds. Context rows are committed
+tokens: the features of position t and the token of t + 1. Draft rows, with one more axis of slots,
+are drafted after a context row: after every position in training (`[batch, time, slots, width]`),
+after the last in decoding (`[sequences, slots, width]`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from paceline.errors import ModelError
 
-# Rows of the backend.
+# Rows of the backend; + and * work elementwise on those of a network.
 Rows: TypeAlias = Any
 
+# Of weights.
+Name: TypeAlias = str | None
+Names: TypeAlias = Sequence[str]
+
 Activation = Literal["silu", "gelu"]  # gelu: the tanh approximation
+
+# "context": rows see those up to themselves, and in a model what its request says. "last": so do
+# they, and only what `last` gives of the results is returned. "draft": draft rows see the context
+# and all draft rows so far up to themselves. "block": so do they, and all of their own step.
+# "again": what `last` gives of the context, as a block: all of it sees the context up to the newest
+# of its rows. "slots": draft rows see one another, without positions or a cache.
+Sight = Literal["context", "last", "draft", "block", "again", "slots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +96,27 @@ class Experts:
 class Ops(Protocol):
     """A backend. Norms are RMS norms with the model's epsilon."""
 
-    def embed(self, scale: float = 1.0) -> Rows:
-        """Return the embeddings of this forward's rows; rows that carry one are not scaled."""
+    def weight(self, name: str) -> Rows:
+        """Return a parameter that is no matrix, to be added or multiplied with."""
         ...
 
-    def norm(self, x: Rows, name: str, *, plus: Rows | None = None) -> Rows:
+    def embed(self, tokens: Rows, scale: float = 1.0) -> Rows:
+        """Return the embeddings of token ids, `[..., width]`; rows that carry one are not scaled.
+
+        The backend knows what tokens are; for a network they are those of `Network.start`.
+        """
+        ...
+
+    def embed_windows(self, tokens: Rows) -> Rows:
+        """Return context rows `[..., window * width]` of `[..., window]` token ids."""
+        ...
+
+    def norm(self, x: Rows, name: str, *, plus: Rows = None) -> Rows:
         """Return the norm of `x`, added to `plus` if given."""
         ...
 
     def linear(
-        self,
-        x: Rows,
-        names: Sequence[str],
-        *,
-        norm: str | None = None,
-        scale: float = 1.0,
-        plus: Rows | None = None,
+        self, x: Rows, names: Names, *, norm: Name = None, scale: float = 1.0, plus: Rows = None
     ) -> Rows:
         """Multiply by matrices `[out, in]`, their results side by side; `norm` comes before.
 
@@ -104,15 +125,63 @@ class Ops(Protocol):
         ...
 
     def gated(
-        self, x: Rows, gate: str, up: str, *, activation: Activation, norm: str | None = None
+        self, x: Rows, names: Names, *, activation: Activation = "silu", norm: Name = None
     ) -> Rows:
-        """Return `activation(x @ gate) * (x @ up)`; `norm` comes before."""
+        """Return `activation(x @ gate) * (x @ up)`; `norm` comes before.
+
+        `names` are those of both matrices, or of one that has both, the gate's outputs first.
+        """
         ...
 
-    def attend(self, layer: int, x: Rows, heads: Heads) -> Rows:
+    def head(self, x: Rows, *, norm: str | None = None, scale: float = 1.0) -> Rows:
+        """Return `scale` times the logits by the LM head; `norm` comes before.
+
+        A network has the columns of its draft vocabulary.
+        """
+        ...
+
+    def silu(self, x: Rows) -> Rows: ...
+
+    def lstm_gate(self, gate: Rows, x: Rows) -> Rows:
+        """Return `sigmoid(gate) * tanh(x)`, elementwise."""
+        ...
+
+    def concat(self, parts: Sequence[Rows]) -> Rows: ...
+
+    def split(self, x: Rows, sizes: Sequence[int]) -> list[Rows]: ...
+
+    def last(self, x: Rows, count: int = 1) -> Rows:
+        """Return draft rows of `count` slots, the context rows up to those that drafts start after.
+
+        The first row of a text stands for those before it. Above 1 a network sets `overlap`.
+        """
+        ...
+
+    def slots(self, x: Rows, count: int) -> Rows:
+        """Return `[..., count, width]` from draft rows of one slot, `[..., 1, count * width]`."""
+        ...
+
+    def attend(self, layer: int, x: Rows, heads: Heads, sees: Sight = "context") -> Rows:
         """Store keys and values in the cache of `layer`, and attend to what each row sees.
 
         `x` holds queries `[heads * width]`, keys and values `[kv_heads * width]` side by side.
+        Positions of draft rows are consecutive, from the one after the last context row.
+        """
+        ...
+
+    def know_target(self, make: Callable[[Ops], tuple[Rows, Rows]], heads: Heads) -> None:
+        """Provide the target's keys and values of new context rows to `attend_target`.
+
+        `make` computes them, `[..., kv_heads * width]` each, where no target runs beside the
+        network, with operations that have caches of their own. Raises
+        RuntimeUnavailable if the target does not share its KV cache.
+        """
+        ...
+
+    def attend_target(self, queries: Rows, heads: Heads) -> Rows:
+        """Attend to the target's keys and values up to each of the rows that `attend` returned.
+
+        In decoding these are draft rows, or the newest of the context, after `attend` with "last".
         """
         ...
 
@@ -129,7 +198,6 @@ class Ops(Protocol):
         weights: Rows,
         name: str,
         experts: Experts,
-        *,
         activation: Activation,
         plus: Rows,
     ) -> Rows:

@@ -42,6 +42,7 @@ class Packed:
 
     def __init__(self) -> None:
         self._kept: list[Any] = []
+        self._tables: dict[tuple[tuple[float, ...], int, float], LogitArray] = {}
 
     def keep(self, array: npt.NDArray[Any] | None) -> int | None:
         """Retain a contiguous array and return its address; None stays None."""
@@ -50,6 +51,15 @@ class Packed:
         kept = np.ascontiguousarray(array)
         self._kept.append(kept)
         return int(kept.ctypes.data)
+
+    def rotary_table(
+        self, frequencies: tuple[float, ...], positions: int, factor: float
+    ) -> LogitArray:
+        """Return the table of that name, made at its first use."""
+        key = frequencies, positions, factor
+        if key not in self._tables:
+            self._tables[key] = rotary_table(np.array(frequencies), positions, factor)
+        return self._tables[key]
 
     def matrix(
         self,

@@ -5,18 +5,39 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from struct import Struct
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.types import LogitArray
+from paceline.core.types import IntArray, LogitArray
 from paceline.errors import OutOfMemory
-from paceline.native.library import CHeads, CLayer, CMatrix, CRouter, CTokens, CView, library
+from paceline.native.library import (
+    CHeads,
+    CLayer,
+    CMatrix,
+    CPart,
+    CRouter,
+    CTokens,
+    CView,
+    library,
+)
 from paceline.native.packed import GROUP, Packed
 
 # Activations of a gate, in C++.
 GATES = {"silu": 1, "gelu": 2}
+
+# Columns that `pick` fills.
+PICKED = 4
+
+_KEY = 16
+
+# Temperature and padding, after the key.
+_SHARPNESS = Struct("<f4x")
+
+# Elementwise operations of `join`.
+SUM, PRODUCT, SILU, LSTM_GATE = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +52,40 @@ class Columns:
         return Columns(self.buffer, self.begin + begin, width)
 
 
+class Operand(NamedTuple):
+    """Rows of a buffer, each repeated for `repeat` rows of the result; or weights for all rows."""
+
+    rows: Columns | None
+    repeat: int = 1
+    weights: LogitArray | None = None
+
+
+class ChainNoise(NamedTuple):
+    """Gumbel noise of a chain's next tokens.
+
+    Attributes:
+        name: input that holds `noise_records` of all sequences in order.
+        depth: records per sequence.
+        first: record of the first row.
+        slots: rows per sequence.
+    """
+
+    name: str
+    depth: int
+    first: int
+    slots: int
+
+
 class Program:
     """Sequence of operations on row buffers, run in the order of addition."""
 
-    def __init__(self, packed: Packed, heads: CHeads | None = None) -> None:
+    def __init__(self, packed: Packed, heads: CHeads | None = None, longest: int = 0) -> None:
         """Start empty.
 
         Args:
             packed: weights, kept alive by the program.
             heads: attention shape, if any.
+            longest: positions are below it.
 
         Raises:
             RuntimeError: there is no library (`native.library`).
@@ -49,8 +95,8 @@ class Program:
             raise RuntimeError("native operations are not compiled")
         self._library = loaded
         self._address = loaded.paceline_new()
-        self._packed = packed
-        self._heads = heads
+        self.packed = packed
+        self._heads, self.longest = heads, longest
         self._counts: dict[str, int] = {}
         self._inputs: dict[str, int] = {}
         self._bound: list[npt.NDArray[np.int32]] = []
@@ -110,7 +156,7 @@ class Program:
         """
         number, picked = (self._input(ids), None) if isinstance(ids, str) else (-1, ids)
         at = CTokens(number, stride, offset, _view(picked))
-        self._add("embedding", "embed", table, self._packed.keep(extra), scale, at, _view(to))
+        self._add("embedding", "embed", table, self.packed.keep(extra), scale, at, _view(to))
 
     def gather(
         self,
@@ -123,7 +169,7 @@ class Program:
     ) -> None:
         """Copy the rows that input `which` names, or all; apply an RMS norm, then add `plus`."""
         rows = -1 if which is None else self._input(which)
-        parts = (_view(at), rows, at.width, self._packed.keep(norm), eps, _view(plus), _view(to))
+        parts = (_view(at), rows, at.width, self.packed.keep(norm), eps, _view(plus), _view(to))
         self._add("gather", "gather", *parts)
 
     def scatter(self, at: Columns, which: str, to: Columns) -> None:
@@ -160,7 +206,7 @@ class Program:
             raise ValueError(f"{name}: a gate takes two matrices, not {len(matrices)}")
         parts = (CMatrix * len(matrices))(*matrices)
         views = (_view(at), _view(residual), _view(to))
-        kept = self._packed.keep(norm)
+        kept = self.packed.keep(norm)
         self._add(name, "product", parts, len(matrices), gate, scale, kept, eps, *views)
 
     def route(
@@ -175,7 +221,7 @@ class Program:
         eps: float = 0.0,
     ) -> None:
         """Add the weights of experts from their scores; see `models.ops.Experts`."""
-        router = CRouter(used, sum_to_one, self._packed.keep(norm), eps)
+        router = CRouter(used, sum_to_one, self.packed.keep(norm), eps)
         self._add(name, "route", router, _view(scores), to.width, _view(to))
 
     def mix(
@@ -208,10 +254,10 @@ class Program:
         gated = len(experts) == 3
         self._add(name, "mix", packed, count, gated, activation, every, *views)
 
-    def paths(self, longest: int, rows: str) -> None:
+    def paths(self, rows: str) -> None:
         """Set the visible keys of rows: inputs "rows", "tables" and "singles"."""
         inputs = map(self._input, ("rows", "tables", "singles"))
-        self._add("paths", "paths", self._heads, longest, *inputs, self._count(rows))
+        self._add("paths", "paths", self._heads, self.longest, *inputs, self._count(rows))
 
     def attention(
         self,
@@ -236,7 +282,7 @@ class Program:
         """
         self._kept += [memory, whole]
         layer = CLayer(
-            *(each.ctypes.data for each in memory), *map(self._packed.keep, (angles, *norms))
+            *(each.ctypes.data for each in memory), *map(self.packed.keep, (angles, *norms))
         )
         asked = None if whole is None else whole.ctypes.data
         self._add(
@@ -256,6 +302,82 @@ class Program:
         to = self.buffer(rows, self._library.paceline_peaks())
         self._add("argmax", "argmax", _view(at), at.width, _view(to))
         return to
+
+    def join(self, how: int, first: Operand, second: Operand, to: Columns) -> None:
+        """Combine rows elementwise."""
+        self._add("join", "join", how, self._part(first), self._part(second), to.width, _view(to))
+
+    def unfold(self, at: Columns, slots: int, to: Columns) -> None:
+        """Split every row into `slots` rows."""
+        self._add("unfold", "unfold", _view(at), slots, to.width, _view(to))
+
+    def pick(
+        self, logits: Columns, ids: IntArray, to: Columns, drawn: ChainNoise | None = None
+    ) -> None:
+        """Pick argmax and runner-up of each row: ids as int32 bits, and their probabilities.
+
+        Args:
+            logits: of the draft vocabulary.
+            ids: int64 `[columns]` token ids.
+            to: `PICKED` columns.
+            drawn: Gumbel noise to add where a run gives some; probabilities are then a softmax of
+                the noised scores.
+        """
+        kept = self.packed.keep(ids.astype("int32"))
+        noise = (-1, 0, 0, 1)
+        if drawn is not None:
+            noise = self._input(drawn.name), drawn.depth, drawn.first, drawn.slots
+        self._add("pick", "pick", _view(logits), logits.width, kept, *noise, _view(to))
+
+    def leave(self, picked: Columns, steps: int, name: str) -> None:
+        """End the run if the first `steps` picked tokens of every row are unlikely to be accepted.
+
+        `name` is the input with the least probability by row, float32.
+        """
+        self._add("leave", "leave", _view(picked), steps, self._input(name))
+
+    def rescore_top_k(self, head: CMatrix, hidden: Columns, logits: Columns, best: int) -> None:
+        """Replace the `best` largest logits of each row by exact ones; of equal ones the first.
+
+        `logits` are a preview of those that `head` makes of `hidden`.
+        """
+        self._add("refine", "refine", head, _view(hidden), logits.width, best, _view(logits))
+
+    def runs(self, count: str, first: int = 0, slots: int = 0, block: bool = False) -> None:
+        """Set the visible keys of the next attention: each sequence up to the row itself.
+
+        Inputs are "sequences" and "tables" as in `paceline_runs`; `count` names their number. Rows
+        of a `block` all see up to the last of its `slots`.
+        """
+        inputs = self._input("sequences"), self._input("tables")
+        at = (*inputs, self._count(count), first, slots, block)
+        self._add("paths", "runs", self._heads, self.longest, *at)
+
+    def attend_lent(
+        self,
+        memory: npt.NDArray[Any],
+        heads: CHeads,
+        angles: LogitArray,
+        at: Columns,
+        to: Columns,
+        *,
+        further: int,
+    ) -> None:
+        """Attend over keys and values of one layer of another program; nothing is stored.
+
+        Inputs: "lent_rows" `[rows, 3]`, of each its position less `further`, how many keys it sees,
+        from the first, and the begin of its blocks in "lent_tables". `heads` are that layer's.
+        """
+        self._kept.append(memory)
+        layer = CLayer(*(each.ctypes.data for each in memory), self.packed.keep(angles), None, None)
+        inputs = self._input("lent_rows"), self._input("lent_tables"), further
+        self._add(
+            "attention", "attend_lent", heads, layer, self.longest, *inputs, *map(_view, (at, to))
+        )
+
+    def attend_slots(self, at: Columns, slots: int, to: Columns) -> None:
+        """Attend among the `slots` rows of each sequence."""
+        self._add("attention", "attend_slots", self._heads, slots, _view(at), _view(to))
 
     @property
     def ran(self) -> int:
@@ -320,6 +442,11 @@ class Program:
         getattr(self._library, f"paceline_{kind}")(self._address, *arguments)
         self.names.append(name)
 
+    def _part(self, of: Operand) -> CPart:
+        weights = of.weights
+        period = 1 if weights is None or weights.ndim == 1 else len(weights)
+        return CPart(_view(of.rows), of.repeat, period, self.packed.keep(weights))
+
     def _input(self, name: str) -> int:
         if name not in self._inputs:
             self._inputs[name] = len(self._inputs)
@@ -328,6 +455,14 @@ class Program:
 
     def _count(self, name: str) -> int:
         return self._counts.setdefault(name, len(self._counts))
+
+
+def noise_records(keys: bytes, temperature: float, depth: int) -> npt.NDArray[np.int32]:
+    """Return int32 `[depth, 6]`, `Noise` of `drafting/drafting.hpp`; zeros without a key."""
+    behind = _SHARPNESS.pack(1 / temperature)
+    known = [keys[at : at + _KEY] + behind for at in range(0, _KEY * depth, _KEY) if at < len(keys)]
+    records = b"".join(known).ljust(depth * (_KEY + len(behind)), b"\0")
+    return np.frombuffer(records, dtype=np.int32).reshape(depth, -1)
 
 
 def _check(error: bytes | None) -> None:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from paceline.core.options import require
 from paceline.errors import InvalidOption
-from paceline.models.config import ModelConfig
-from paceline.networks.ops import Ops, Rows
+from paceline.models.config import ModelConfig, rotary_frequencies
+from paceline.models.ops import Heads, Ops, Rotary, Rows
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -121,6 +121,20 @@ class Network(ABC):
     @property
     def depth(self) -> int:
         return self.steps * self.width
+
+    @property
+    def heads(self) -> Heads:
+        """Return attention of the target's shape, over the last `reach` rows."""
+        shape = self.geometry
+        frequencies = rotary_frequencies(shape.rope_base, shape.head_dim)
+        return Heads(
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            shape.head_dim**-0.5,
+            Rotary(tuple(frequencies.tolist())),
+            self.reach,
+        )
 
     @property
     def runs(self) -> range:

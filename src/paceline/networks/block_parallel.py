@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from paceline.models.ops import Ops, Rows
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import slot_shapes, slots_behind
-from paceline.networks.ops import Ops, Rows
 
 
 class BlockParallel(Network):
@@ -30,7 +30,7 @@ class BlockParallel(Network):
         return slot_shapes(self.geometry, self.width, self.ffn_size)
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        return slots_behind(ops, features, tokens, "draft")
+        return slots_behind(ops, self.heads, features, tokens, "draft")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state, norm="norm")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from paceline.models.families.base import LayerNames, add_attention, add_feed_forward
+from paceline.models.ops import Heads, Ops, Rows, Sight
 from paceline.networks.base import Geometry, Shapes
-from paceline.networks.ops import Ops, Rows, Sight
 
 
 def layer_shapes(name: str, geometry: Geometry, inputs: int, ffn_size: int) -> Shapes:
@@ -15,7 +16,7 @@ def layer_shapes(name: str, geometry: Geometry, inputs: int, ffn_size: int) -> S
 
 
 def attention_shapes(name: str, geometry: Geometry, inputs: int) -> Shapes:
-    """Return the parameters of `attention`, which reads rows of width `inputs`."""
+    """Return the parameters of attention, which reads rows of width `inputs`."""
     wide, narrow = geometry.heads * geometry.head_dim, geometry.kv_heads * geometry.head_dim
     return {
         f"{name}.qkv": (wide + 2 * narrow, inputs),
@@ -24,7 +25,7 @@ def attention_shapes(name: str, geometry: Geometry, inputs: int) -> Shapes:
 
 
 def feed_forward_shapes(name: str, geometry: Geometry, ffn_size: int) -> Shapes:
-    """Return the parameters of `feed_forward`."""
+    """Return the parameters of `add_feed_forward`."""
     return {
         f"{name}.ffn_norm": (geometry.width,),
         f"{name}.gate_up": (2 * ffn_size, geometry.width),
@@ -32,49 +33,30 @@ def feed_forward_shapes(name: str, geometry: Geometry, ffn_size: int) -> Shapes:
     }
 
 
+def layer_names(name: str, norm: str | None = None) -> LayerNames:
+    """Return the names of `layer_shapes`; `norm` is that of what attention reads."""
+    return LayerNames(
+        norm,
+        [f"{name}.qkv"],
+        f"{name}.o.residual",
+        f"{name}.ffn_norm",
+        [f"{name}.gate_up"],
+        f"{name}.down.residual",
+    )
+
+
 def decoder_layer(
     ops: Ops,
-    name: str,
+    names: LayerNames,
+    heads: Heads,
     x: Rows,
     sees: Sight,
     layer: int = 0,
     *,
     read: Rows | None = None,
-    norm: str | None = None,
 ) -> Rows:
-    """Apply attention and a SwiGLU feed-forward block, each with a residual.
-
-    Args:
-        x: residual stream.
-        sees: what attention sees; after "last" the stream goes on with the last rows.
-        layer: index of the KV cache.
-        read: what attention reads, `[..., inputs]`; None for `x`.
-        norm: of what attention reads.
-    """
-    return feed_forward(ops, name, attention(ops, name, x, sees, layer, read=read, norm=norm))
-
-
-def attention(
-    ops: Ops,
-    name: str,
-    x: Rows,
-    sees: Sight,
-    layer: int = 0,
-    *,
-    read: Rows | None = None,
-    norm: str | None = None,
-) -> Rows:
-    """Apply attention with a residual; arguments as in `decoder_layer`."""
-    qkv = ops.linear(x if read is None else read, f"{name}.qkv", norm=norm)
-    mixed = ops.attend(layer, qkv, sees)
-    plus = ops.last(x) if sees == "last" else x
-    return ops.linear(mixed, f"{name}.o.residual", plus=plus)
-
-
-def feed_forward(ops: Ops, name: str, x: Rows) -> Rows:
-    """Apply a SwiGLU feed-forward block with a residual."""
-    inner = ops.gated(x, f"{name}.gate_up", norm=f"{name}.ffn_norm")
-    return ops.linear(inner, f"{name}.down.residual", plus=x)
+    """Apply a layer of Llama; arguments as in `add_attention`."""
+    return add_feed_forward(ops, names, add_attention(ops, names, heads, x, sees, layer, read=read))
 
 
 def lstm(ops: Ops, name: str, x: Rows, width: int) -> Rows:
@@ -82,7 +64,7 @@ def lstm(ops: Ops, name: str, x: Rows, width: int) -> Rows:
 
     A zero state has nothing to forget: there is no forget gate and no recurrent matrix.
     """
-    enters, new, leaves = ops.split(ops.linear(x, name), (width,) * 3)
+    enters, new, leaves = ops.split(ops.linear(x, [name]), (width,) * 3)
     return ops.lstm_gate(leaves, ops.lstm_gate(enters, new))
 
 
@@ -105,11 +87,12 @@ def stack_shapes(name: str, geometry: Geometry, count: int, ffn_size: int) -> Sh
     return out
 
 
-def stack(ops: Ops, name: str, count: int, x: Rows, sees: Sight) -> Rows:
+def stack(ops: Ops, name: str, heads: Heads, count: int, x: Rows, sees: Sight) -> Rows:
     """Apply the layers to the residual stream `x`, `[..., width]`, with the first KV caches."""
     for layer in range(count):
-        each, here = f"{name}.{layer}", sees if layer + 1 == count else before(sees)
-        x = decoder_layer(ops, each, x, here, layer, norm=f"{each}.norm")
+        here = sees if layer + 1 == count else before(sees)
+        names = layer_names(f"{name}.{layer}", f"{name}.{layer}.norm")
+        x = decoder_layer(ops, names, heads, x, here, layer)
     return x
 
 
@@ -129,10 +112,12 @@ def slot_shapes(geometry: Geometry, slots: int, ffn_size: int) -> Shapes:
     }
 
 
-def slots_behind(ops: Ops, features: Rows, tokens: Rows, sees: Sight) -> Rows:
+def slots_behind(ops: Ops, heads: Heads, features: Rows, tokens: Rows, sees: Sight) -> Rows:
     """Encode the context and decode the slots after each context row, `[..., slots, width]`."""
-    fused = ops.linear(features * ops.weight("scale"), "fuse")
+    fused = ops.linear(features * ops.weight("scale"), ["fuse"])
     embedded = ops.norm(ops.embed(tokens), "embed_norm")
     read = ops.concat([embedded, ops.norm(fused, "fuse_norm")])
-    x = decoder_layer(ops, "prefix", fused, "last", read=read) + ops.weight("slots")
-    return decoder_layer(ops, "block", x, sees, norm="slots_norm")
+    x = decoder_layer(ops, layer_names("prefix"), heads, fused, "last", read=read) + ops.weight(
+        "slots"
+    )
+    return decoder_layer(ops, layer_names("block", "slots_norm"), heads, x, sees)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.core.options import require
+from paceline.models.ops import Ops, Rows, Sight
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import stack, stack_shapes
-from paceline.networks.ops import Ops, Rows, Sight
 
 
 class DraftLM(Network):
@@ -45,4 +45,4 @@ class DraftLM(Network):
         return self._layers(ops, tokens, "draft")
 
     def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
-        return stack(ops, "layer", self.layers, ops.embed(tokens), sees)
+        return stack(ops, "layer", self.heads, self.layers, ops.embed(tokens), sees)

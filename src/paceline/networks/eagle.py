@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from paceline.models.ops import Ops, Rows, Sight
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import decoder_layer, last_hidden, layer_shapes
-from paceline.networks.ops import Ops, Rows, Sight
+from paceline.networks.blocks import decoder_layer, last_hidden, layer_names, layer_shapes
 
 
 class Eagle(Network):
@@ -53,6 +53,6 @@ class Eagle(Network):
 
     def _layer(self, ops: Ops, hidden: Rows, tokens: Rows, sees: Sight) -> Rows:
         embedded = ops.norm(ops.embed(tokens), "embed_norm")
-        x = ops.linear(ops.concat([embedded, hidden * ops.weight("hidden_scale")]), "fuse")
-        x = decoder_layer(ops, "layer", x, sees, norm="layer_norm")
+        x = ops.linear(ops.concat([embedded, hidden * ops.weight("hidden_scale")]), ["fuse"])
+        x = decoder_layer(ops, layer_names("layer", "layer_norm"), self.heads, x, sees)
         return ops.norm(x, "norm")  # as the target's own hidden states come out of a norm

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from paceline.models.ops import Ops, Rows, Sight
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import decoder_layer, layer_shapes
-from paceline.networks.ops import Ops, Rows, Sight
+from paceline.networks.blocks import decoder_layer, layer_names, layer_shapes
 
 
 class Eagle3(Network):
@@ -40,7 +40,7 @@ class Eagle3(Network):
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         width = self.geometry.width
         inner = ops.split(features, (3 * width, width))[0]
-        fused = ops.linear(inner * ops.weight("scale"), "fuse")
+        fused = ops.linear(inner * ops.weight("scale"), ["fuse"])
         return self._layer(ops, fused, tokens, "last")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
@@ -55,4 +55,4 @@ class Eagle3(Network):
         return self._decode(ops, x, read, sees)
 
     def _decode(self, ops: Ops, x: Rows, read: Rows, sees: Sight) -> Rows:
-        return decoder_layer(ops, "layer", x, sees, read=read)
+        return decoder_layer(ops, layer_names("layer"), self.heads, x, sees, read=read)

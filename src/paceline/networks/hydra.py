@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from paceline.models.ops import Ops, Rows
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import decoder_layer, last_hidden, layer_shapes
-from paceline.networks.ops import Ops, Rows
+from paceline.networks.blocks import decoder_layer, last_hidden, layer_names, layer_shapes
 
 
 class Hydra(Network):
@@ -62,9 +62,9 @@ class Hydra(Network):
         if not self.prefix:
             hidden = ops.last(last_hidden(ops, self.geometry, features))
             return self._step(ops, hidden, ops.last(embedded))
-        fused = ops.linear(features * ops.weight("scale"), "fuse")
+        fused = ops.linear(features * ops.weight("scale"), ["fuse"])
         read = ops.concat([ops.norm(embedded, "embed_norm"), ops.norm(fused, "fuse_norm")])
-        return decoder_layer(ops, "prefix", fused, "last", read=read)
+        return decoder_layer(ops, layer_names("prefix"), self.heads, fused, "last", read=read)
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state, norm="norm")
@@ -74,4 +74,4 @@ class Hydra(Network):
 
     def _step(self, ops: Ops, state: Rows, embedded: Rows) -> Rows:
         read = ops.concat([ops.norm(state, "norm"), ops.norm(embedded, "embed_norm")])
-        return ops.linear(ops.gated(read, "step.up"), "step.down.residual", plus=state)
+        return ops.linear(ops.gated(read, ["step.up"]), ["step.down.residual"], plus=state)

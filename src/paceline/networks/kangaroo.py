@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.core.options import require
+from paceline.models.families.base import add_attention
+from paceline.models.ops import Ops, Rows, Sight
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import attention, attention_shapes, before, stack
-from paceline.networks.ops import Ops, Rows, Sight
+from paceline.networks.blocks import attention_shapes, before, layer_names, stack
 
 
 class Kangaroo(Network):
@@ -48,5 +49,7 @@ class Kangaroo(Network):
         return self._layers(ops, tokens, "draft")
 
     def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
-        x = stack(ops, "target", self.exit, ops.embed(tokens), before(sees))
-        return attention(ops, "adapter", x, sees, self.exit, norm="adapter.norm")
+        x = stack(ops, "target", self.heads, self.exit, ops.embed(tokens), before(sees))
+        return add_attention(
+            ops, layer_names("adapter", "adapter.norm"), self.heads, x, sees, self.exit
+        )

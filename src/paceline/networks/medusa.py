@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from paceline.models.ops import Ops, Rows
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import last_hidden
-from paceline.networks.ops import Ops, Rows
 
 
 class Medusa(Network):
@@ -30,7 +30,7 @@ class Medusa(Network):
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         # h + silu(U_i h) for every head i, in slots.
         hidden = ops.last(last_hidden(ops, self.geometry, features))
-        moved = ops.silu(ops.slots(ops.linear(hidden, "heads.residual"), self.width))
+        moved = ops.silu(ops.slots(ops.linear(hidden, ["heads.residual"]), self.width))
         return hidden + moved
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:

@@ -1,70 +1,135 @@
-"""PyTorch backend of drafter networks, for training: drafts after every position at once.
+"""`Ops` in PyTorch, for models, decoding and training: what differs is how rows attend.
 
-Draft rows of position t see the context up to t and one another (EAGLE-3's training-time test).
+In training drafts stand after every position at once. Draft rows of position t see the context up
+to t and one another (EAGLE-3's training-time test).
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.models.config import rotary_frequencies
-from paceline.networks.base import Geometry
-from paceline.networks.ops import Ops, Sight
+from paceline.models.ops import Activation, Experts, Heads, Name, Names, Ops, Rotary, Sight
 
 ANCHORS = 4
 """First positions, which keep their place when training moves the others (LongSpec)."""
 
 
-class TorchOps:
-    """`Ops` for one pass over `[batch, time]` context rows; used once.
+class Tensors(Protocol):
+    """Weights by name."""
+
+    def tensor(self, name: str) -> Tensor: ...
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """Return rows times a matrix, plus its bias if it has one."""
+        ...
+
+
+class NetworkTensors:
+    """Weights of a network: its parameters, and the target's embedding and LM head.
 
     `parameters` include the shared target weights; `head` has the draft vocabulary's rows alone.
     """
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        parameters: Mapping[str, Tensor],
-        embedding: Tensor,
-        head: Tensor,
-        reach: int = 0,
-        offset: int | Tensor = 0,
-    ) -> None:
-        """Bind weights; positions from `ANCHORS` on are `offset` further on, int64 `[batch]`."""
-        self._geometry = geometry
-        self._parameters = parameters
-        self._embedding = embedding
-        self._head = head
-        self._reach = reach
-        self._offset = offset
-        self._context: dict[int, tuple[Tensor, Tensor]] = {}
-        self._drafted: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        self._places: Tensor  # of the rows that attended last, `[time, slots, 1]`
-        self._target: tuple[Tensor, Tensor]
+    def __init__(self, parameters: Mapping[str, Tensor], embedding: Tensor, head: Tensor) -> None:
+        self._known = {**parameters, "embed": embedding, "head": head}
+
+    def tensor(self, name: str) -> Tensor:
+        return self._known[name]
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        return functional.linear(x, self._known[name])
+
+
+class Qkv(NamedTuple):
+    """Queries, keys and values of new rows, `[..., heads, width]` each; rotated."""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+class Attention(ABC):
+    """How the rows of one pass attend."""
+
+    @abstractmethod
+    def places(self, layer: int, x: Tensor, heads: Heads, sees: Sight) -> Tensor:
+        """Return the positions of the rows of `x`, `[..., rows]`; the same object if they are."""
+
+    @abstractmethod
+    def attend(self, layer: int, qkv: Qkv, heads: Heads, sees: Sight) -> Tensor:
+        """Keep keys and values, and return `[..., heads, width]`; "last" is as "context"."""
+
+    def last(self, x: Tensor, count: int) -> Tensor:
+        """Return the newest context rows as draft rows, see `Ops.last`."""
+        raise NotImplementedError("rows of a model are all read")
+
+    def latest(self) -> Tensor:
+        """Return the positions of the rows that attended last."""
+        raise NotImplementedError("a model has no target")
+
+    def attend_target(self, queries: Tensor, heads: Heads) -> Tensor:
+        """Attend to the target's keys with the queries of those rows."""
+        raise NotImplementedError("a model has no target")
+
+
+class TorchOps:
+    """Evaluates one pass; used once. Implements `models.ops.Ops`."""
+
+    def __init__(self, weights: Tensors, eps: float, attention: Attention) -> None:
+        """Bind them; `eps` is that of all norms."""
+        self._weights, self._eps, self.attention = weights, eps, attention
+        self._turns: dict[Rotary, tuple[Tensor, Tensor, Tensor]] = {}
 
     def weight(self, name: str) -> Tensor:
-        return self._parameters[name]
+        return self._weights.tensor(name)
 
-    def linear(
-        self, x: Tensor, name: str, *, norm: str | None = None, plus: Tensor | None = None
-    ) -> Tensor:
-        out = functional.linear(self._normed(x, norm), self._parameters[name])
+    def embed(self, tokens: Tensor, scale: float = 1.0) -> Tensor:
+        out = functional.embedding(tokens, self._weights.tensor("embed"))
+        return out if scale == 1.0 else out * scale
+
+    def embed_windows(self, tokens: Tensor) -> Tensor:
+        return self.embed(tokens).flatten(-2)
+
+    def norm(self, x: Tensor, name: str, *, plus: Tensor | None = None) -> Tensor:
+        # In float32 or better.
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
+        out = self._weights.tensor(name) * (wide * scale).to(x.dtype)
         return out if plus is None else plus + out
 
-    def gated(self, x: Tensor, name: str, *, norm: str | None = None) -> Tensor:
-        gate, up = self.linear(x, name, norm=norm).chunk(2, dim=-1)
-        return functional.silu(gate) * up
+    def linear(
+        self,
+        x: Tensor,
+        names: Names,
+        *,
+        norm: Name = None,
+        scale: float = 1.0,
+        plus: Tensor | None = None,
+    ) -> Tensor:
+        x = x if norm is None else self.norm(x, norm)
+        parts = [self._weights.linear(x, name) for name in names]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        out = out if scale == 1.0 else out * scale
+        return out if plus is None else plus + out
 
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._geometry.norm_eps)
-        return (wide * scale).to(x.dtype) * self._parameters[name]
+    def gated(
+        self, x: Tensor, names: Names, *, activation: Activation = "silu", norm: Name = None
+    ) -> Tensor:
+        x = x if norm is None else self.norm(x, norm)
+        parts = [self._weights.linear(x, name) for name in names]
+        gate, up = parts if len(parts) == 2 else parts[0].chunk(2, dim=-1)
+        return active(gate, activation) * up
+
+    def head(self, x: Tensor, *, norm: str | None = None, scale: float = 1.0) -> Tensor:
+        return self.linear(x, ["head"], norm=norm, scale=scale)
 
     def silu(self, x: Tensor) -> Tensor:
         return functional.silu(x)
@@ -78,148 +143,204 @@ class TorchOps:
     def split(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         return list(torch.split(x, list(sizes), dim=-1))
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        return functional.embedding(tokens, self._embedding)
-
-    def embed_windows(self, tokens: Tensor) -> Tensor:
-        return self.embed(tokens).flatten(-2)
-
-    def head(self, x: Tensor, *, norm: str | None = None) -> Tensor:
-        return functional.linear(self._normed(x, norm), self._head)
-
     def last(self, x: Tensor, count: int = 1) -> Tensor:
-        return x[:, _newest(x.shape[1], count, x.device)]
+        return self.attention.last(x, count)
 
     def slots(self, x: Tensor, count: int) -> Tensor:
-        return _parted(x, count).squeeze(-3)
+        return x.reshape(*x.shape[:-2], count, -1)
 
-    def attend(self, layer: int, x: Tensor, sees: Sight) -> Tensor:
-        shape = self._geometry
-        sizes = [count * shape.head_dim for count in (shape.heads, shape.kv_heads, shape.kv_heads)]
-        queries, keys, values = torch.split(x, sizes, dim=-1)
-        qkv = queries, keys, values
+    def attend(self, layer: int, x: Tensor, heads: Heads, sees: Sight = "context") -> Tensor:
+        counts = [heads.heads, heads.kv_heads, heads.kv_heads]
+        parts = x.reshape(*x.shape[:-1], sum(counts), heads.width)
+        queries, keys, values = parts.split_with_sizes(counts, dim=-2)
+        queries = queries if heads.query_norm is None else self.norm(queries, heads.query_norm)
+        keys = keys if heads.key_norm is None else self.norm(keys, heads.key_norm)
         if sees == "slots":
-            return self._among_slots(*qkv)
-        if sees in ("draft", "block"):
-            return self._draft_rows(layer, *qkv, sees == "block")
-        if sees == "again":
-            return self._rows_again(layer, queries)
-        out = self._context_rows(layer, *qkv)
+            return among_slots(Qkv(queries, keys, values), heads).flatten(-2)
+        places = self.attention.places(layer, x, heads, sees)
+        queries, keys = (self._rotate(each, heads, places) for each in (queries, keys))
+        out = self.attention.attend(layer, Qkv(queries, keys, values), heads, sees).flatten(-2)
         return self.last(out) if sees == "last" else out
 
-    def _context_rows(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        shape = self._geometry
-        places = torch.arange(queries.shape[1], device=queries.device)
-        q = self._rotate(_parted(queries, shape.heads), places[:, None])
-        k = self._rotate(_parted(keys, shape.kv_heads), places[:, None])
-        v = _parted(values, shape.kv_heads)
-        k, v = k.transpose(1, 2), v.transpose(1, 2)
-        self._context[layer] = k, v
-        self._places = places[:, None, None]
-        seen = None
-        if self._reach:
-            back = places[:, None] - places
-            seen = (back >= 0) & (back < self._reach)
-        out = functional.scaled_dot_product_attention(
-            q.transpose(1, 2), k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=True
-        )
-        return out.transpose(1, 2).flatten(-2)
+    def know_target(self, make: Callable[[Ops], tuple[Tensor, Tensor]], heads: Heads) -> None:
+        if not isinstance(self.attention, TextAttention):
+            return  # a target runs beside the network
+        # As the target computes them, where its texts stand; then they are moved.
+        plain = TorchOps(self._weights, self._eps, TextAttention())
+        keys, values = (_parted(each, heads.width) for each in make(plain))
+        places = self.attention.moved(torch.arange(keys.shape[1], device=keys.device))
+        self.attention.target = self._rotate(keys, heads, places), values
 
-    def _rows_again(self, layer: int, queries: Tensor) -> Tensor:
-        shape = self._geometry
-        _, time, slots, _ = queries.shape
+    def attend_target(self, queries: Tensor, heads: Heads) -> Tensor:
+        q = self._rotate(_parted(queries, heads.width), heads, self.attention.latest())
+        return self.attention.attend_target(q, heads).reshape(*queries.shape)
+
+    def route(self, x: Tensor, name: str, experts: Experts) -> Tensor:
+        exact = torch.promote_types(x.dtype, torch.float32)
+        scores = self.linear(x, [name]).to(exact)
+        if not experts.used:
+            return self.norm(scores.relu().to(x.dtype), f"{name}_norm")
+        shares = scores.softmax(-1)
+        # Of equal ones the first, which `topk` does not guarantee.
+        order = shares.argsort(dim=-1, descending=True, stable=True)[:, : experts.used]
+        found = shares.gather(-1, order)
+        found = found / found.sum(-1, keepdim=True) if experts.sum_to_one else found
+        return torch.zeros_like(shares).scatter(-1, order, found).to(x.dtype)
+
+    def mix(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        name: str,
+        experts: Experts,
+        activation: Activation,
+        plus: Tensor,
+    ) -> Tensor:
+        out = plus.clone()
+        for each in range(experts.count):
+            (rows,) = weights[:, each].nonzero(as_tuple=True)
+            if not len(rows) and len(x):  # of no rows all are read: it finds what is missing
+                continue
+            part, at = f"{name}.{each}", x[rows]
+            if experts.gated:
+                inner = self.gated(at, [f"{part}.gate", f"{part}.up"], activation=activation)
+            else:
+                inner = active(self.linear(at, [f"{part}.up"]), activation)
+            made = self.linear(inner, [f"{part}.down"])
+            out = out.index_add(0, rows, made * weights[rows, each, None])
+        return out
+
+    def _rotate(self, x: Tensor, heads: Heads, places: Tensor) -> Tensor:
+        rotary = heads.rotary
+        if rotary is None:
+            return x
+        known = self._turns.get(rotary)
+        if known is None or known[0] is not places:
+            exact = torch.promote_types(x.dtype, torch.float32)
+            frequencies = torch.tensor(rotary.frequencies, dtype=torch.float64)
+            angles = places.to(exact)[..., None, None] * frequencies.to(x.device, exact)
+            turns = (angles.cos() * rotary.factor, angles.sin() * rotary.factor)
+            known = self._turns[rotary] = places, turns[0].to(x.dtype), turns[1].to(x.dtype)
+        _, cos, sin = known
+        half = cos.shape[-1]
+        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+
+
+def active(x: Tensor, activation: Activation) -> Tensor:
+    return functional.silu(x) if activation == "silu" else functional.gelu(x, approximate="tanh")
+
+
+def among_slots(qkv: Qkv, heads: Heads) -> Tensor:
+    """Attend among the slots of draft rows, `[..., slots, heads, width]`."""
+    shape = qkv.queries.shape
+    q, k, v = (each.flatten(0, -4).transpose(-3, -2) for each in qkv)
+    out = functional.scaled_dot_product_attention(q, k, v, scale=heads.scale, enable_gqa=True)
+    return out.transpose(-3, -2).reshape(shape)
+
+
+class TextAttention(Attention):
+    """Whole texts, `[batch, time]`, and drafts after every position of them."""
+
+    def __init__(self, offset: int | Tensor = 0) -> None:
+        """Start; positions from `ANCHORS` on are `offset` further on, int64 `[batch]`."""
+        self._offset = offset
+        self._context: dict[int, tuple[Tensor, Tensor]] = {}
+        self._drafted: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        self._places: Tensor  # of the rows that attended last
+        self.target: tuple[Tensor, Tensor]
+
+    def last(self, x: Tensor, count: int) -> Tensor:
+        return x[:, _newest(x.shape[1], count, x.device)]
+
+    def places(self, layer: int, x: Tensor, heads: Heads, sees: Sight) -> Tensor:
+        time = torch.arange(x.shape[1], device=x.device)
+        places = time
+        if sees == "again":
+            places = _newest(len(time), x.shape[2], x.device)
+        elif sees in ("draft", "block"):
+            before = sum(keys.shape[2] for keys, _ in self._drafted[layer])
+            places = time[:, None] + 1 + before + torch.arange(x.shape[2], device=x.device)
+        self._places = places if places.ndim > 1 else places[:, None]
+        return self.moved(places)
+
+    def moved(self, places: Tensor) -> Tensor:
+        """Return positions further on, `[batch, ...]` if the texts differ in that."""
+        offset = self._offset
+        if isinstance(offset, Tensor):
+            offset = offset.reshape(-1, *[1] * places.ndim)
+        return places + offset * (places >= ANCHORS)
+
+    def attend(self, layer: int, qkv: Qkv, heads: Heads, sees: Sight) -> Tensor:
+        if sees in ("draft", "block"):
+            return self._draft_rows(layer, qkv, heads, sees == "block")
+        if sees == "again":
+            return self._rows_again(layer, qkv.queries, heads)
+        q, k, v = (each.transpose(1, 2) for each in qkv)
+        self._context[layer] = k, v
+        seen = None
+        if heads.window:
+            places = torch.arange(q.shape[2], device=q.device)
+            back = places[:, None] - places
+            seen = (back >= 0) & (back < heads.window)
+        out = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, is_causal=seen is None, scale=heads.scale, enable_gqa=True
+        )
+        return out.transpose(1, 2)
+
+    def _rows_again(self, layer: int, queries: Tensor, heads: Heads) -> Tensor:
         keys, values = self._context[layer]
-        places = _newest(time, slots, queries.device)
-        q = self._rotate(_parted(queries, shape.heads), places[..., None])
         out = [  # each slot sees what its newest row sees
             functional.scaled_dot_product_attention(
-                each.transpose(1, 2), keys, values, is_causal=True, enable_gqa=True
+                each.transpose(1, 2),
+                keys,
+                values,
+                is_causal=True,
+                scale=heads.scale,
+                enable_gqa=True,
             )
-            for each in q.unbind(2)
+            for each in queries.unbind(2)
         ]
-        return torch.stack([each.transpose(1, 2).flatten(-2) for each in out], dim=2)
+        return torch.stack([each.transpose(1, 2) for each in out], dim=2)
 
-    def _draft_rows(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, block: bool
-    ) -> Tensor:
-        shape = self._geometry
-        batch, time, slots, _ = queries.shape
+    def _draft_rows(self, layer: int, qkv: Qkv, heads: Heads, block: bool) -> Tensor:
+        q, keys, values = qkv
+        batch, time, slots = q.shape[:3]
         drafted = self._drafted[layer]
-        before = sum(k.shape[2] for k, _ in drafted)
-        place = torch.arange(time, device=queries.device)[:, None] + 1 + before
-        place = (place + torch.arange(slots, device=queries.device))[:, :, None]
-        self._places = place
-        q = self._rotate(_parted(queries, shape.heads), place)
-        k = self._rotate(_parted(keys, shape.kv_heads), place)
-        drafted.append((k, _parted(values, shape.kv_heads)))
+        before = sum(each.shape[2] for each, _ in drafted)
+        drafted.append((keys, values))
         own_k, own_v = (torch.cat(part, dim=2) for part in zip(*drafted, strict=True))
-        group = shape.heads // shape.kv_heads
-        q = q.reshape(batch, time, slots, shape.kv_heads, group, -1) / math.sqrt(shape.head_dim)
+        q = q.reshape(batch, time, slots, heads.kv_heads, -1, heads.width) * heads.scale
         context_k, context_v = self._context[layer]
-        # b batch, t and u time, s and r slots, k kv head, g query heads of it, d head_dim
+        # b batch, t and u time, s and r slots, k kv head, g query heads of it, d width
         far = torch.einsum("btskgd,bkud->bkgtsu", q, context_k)
         at = torch.arange(time, device=q.device)
         hidden = (at > at[:, None])[:, None]
-        if self._reach:
-            hidden = hidden | (place - at >= self._reach)
+        if heads.window:
+            hidden = hidden | (self._places[..., None] - at >= heads.window)
         far = far.masked_fill(hidden, -math.inf)
         near = torch.einsum("btskgd,btrkd->bkgtsr", q, own_k)
         every = torch.ones(slots, before + slots, dtype=torch.bool, device=q.device)
         hidden = every.triu(before + (slots if block else 1))
-        if self._reach:
-            hidden = hidden | every.tril(before - self._reach)
+        if heads.window:
+            hidden = hidden | every.tril(before - heads.window)
         near = near.masked_fill(hidden, -math.inf)
         weights = torch.cat([far, near], dim=-1).softmax(-1)
         far, near = torch.split(weights, [time, before + slots], dim=-1)
         out = torch.einsum("bkgtsu,bkud->btskgd", far, context_v)
         out = out + torch.einsum("bkgtsr,btrkd->btskgd", near, own_v)
-        return out.reshape(batch, time, slots, -1)
+        return out.flatten(3, 4)
 
-    def know_target(self, make: Callable[[Ops], tuple[Tensor, Tensor]]) -> None:
-        # As the target computes them, where its texts stand; then they are moved.
-        parts = self._geometry, self._parameters, self._embedding, self._head
-        keys, values = make(TorchOps(*parts))
-        count = self._geometry.kv_heads
-        places = torch.arange(keys.shape[1], device=keys.device)[:, None]
-        self._target = self._rotate(_parted(keys, count), places), _parted(values, count)
+    def latest(self) -> Tensor:
+        return self.moved(self._places)
 
-    def attend_target(self, queries: Tensor) -> Tensor:
-        shape = self._geometry
-        q = self._rotate(_parted(queries, shape.heads), self._places)
-        group = shape.heads // shape.kv_heads
-        q = q.reshape(*q.shape[:-2], shape.kv_heads, group, -1) / math.sqrt(shape.head_dim)
-        keys, values = self._target
+    def attend_target(self, queries: Tensor, heads: Heads) -> Tensor:
+        q = queries.reshape(*queries.shape[:-2], heads.kv_heads, -1, heads.width) * heads.scale
+        keys, values = self.target
         scores = torch.einsum("btskgd,bukd->bkgtsu", q, keys)  # letters as in `_draft_rows`
         at = torch.arange(keys.shape[1], device=q.device)
         weights = scores.masked_fill((at > at[:, None])[:, None], -math.inf).softmax(-1)
-        return torch.einsum("bkgtsu,bukd->btskgd", weights, values).reshape(queries.shape)
-
-    def _among_slots(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        shape = self._geometry
-        heads = shape.heads, shape.kv_heads, shape.kv_heads
-        q, k, v = (
-            _parted(x.flatten(0, 1), count).transpose(1, 2)
-            for x, count in zip((queries, keys, values), heads, strict=True)
-        )
-        out = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-        return out.transpose(1, 2).reshape(*queries.shape)
-
-    def _normed(self, x: Tensor, name: str | None) -> Tensor:
-        return x if name is None else self.norm(x, name)
-
-    def _rotate(self, x: Tensor, places: Tensor) -> Tensor:
-        # Rotary positions on `[..., heads, head_dim]`; `places` has an axis for the heads.
-        offset = self._offset
-        if isinstance(offset, Tensor):
-            offset = offset.reshape(-1, *[1] * places.ndim)
-        places = places + offset * (places >= ANCHORS)
-        frequencies = torch.from_numpy(
-            rotary_frequencies(self._geometry.rope_base, self._geometry.head_dim)
-        ).to(places.device, torch.float32)
-        angles = places[..., None].float() * frequencies
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        return torch.einsum("bkgtsu,bukd->btskgd", weights, values).flatten(-3, -2)
 
 
 def _newest(time: int, count: int, device: torch.device) -> Tensor:
@@ -228,6 +349,6 @@ def _newest(time: int, count: int, device: torch.device) -> Tensor:
     return (torch.arange(time, device=device)[:, None] + back).clamp_min(0)
 
 
-def _parted(x: Tensor, count: int) -> Tensor:
-    # `[..., count, width]` from `[..., count * width]`.
-    return x.reshape(*x.shape[:-1], count, -1)
+def _parted(x: Tensor, width: int) -> Tensor:
+    # `[..., heads, width]` from `[..., heads * width]`.
+    return x.reshape(*x.shape[:-1], -1, width)

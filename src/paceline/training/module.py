@@ -21,7 +21,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
 from paceline.networks.base import Network, fused_of
-from paceline.networks.torch_ops import TorchOps
+from paceline.networks.torch_ops import NetworkTensors, TextAttention, TorchOps
 from paceline.networks.weights import Trained
 
 # Arguments of `Network.logits`.
@@ -159,7 +159,8 @@ class DraftModule(nn.Module):
         # While it learns; a function of each text, so that a run may be resumed anywhere.
         most = network.farthest - tokens.shape[1] if torch.is_grad_enabled() else 0
         offset = tokens.sum(1) * 2654435761 % (max(most, 0) + 1)
-        ops = TorchOps(network.geometry, tensors, embedding, head, network.reach, offset)
+        weights = NetworkTensors(tensors, embedding, head)
+        ops = TorchOps(weights, network.geometry.norm_eps, TextAttention(offset))
         following = _context(tokens, network.window) if reads else tokens
         if reveal is not None:
             features, following = reveal(self, features, tokens)

@@ -13,7 +13,7 @@ from paceline.errors import InvalidOption  # noqa: E402
 from paceline.networks.base import FUSED, Geometry  # noqa: E402
 from paceline.networks.kangaroo import Kangaroo  # noqa: E402
 from paceline.runtimes.torch.model import TorchModel  # noqa: E402
-from paceline.runtimes.torch.ops import target_weights_for  # noqa: E402
+from paceline.runtimes.torch.runner import target_weights_for  # noqa: E402
 
 CONFIG = tiny_config(layers=3)
 TENSORS = named_tensors(CONFIG)

@@ -16,8 +16,8 @@ from torch import Tensor
 from paceline.errors import InvalidOption
 from paceline.networks.base import Geometry, describe, geometry_from
 from paceline.networks.catalogue import build
-from paceline.networks.torch_ops import TorchOps
-from paceline.runtimes.torch.ops import target_weights_for
+from paceline.networks.torch_ops import NetworkTensors, TextAttention, TorchOps
+from paceline.runtimes.torch.runner import target_weights_for
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.module import DraftModule, share_target_weights
 from paceline.zoo.networks.hidden_transfer import HiddenTransfer
@@ -44,7 +44,8 @@ def features(target: TorchTarget) -> Tensor:
 def with_layers(layers: dict[str, Tensor]) -> TorchOps:
     norm = torch.from_numpy(TENSORS["norm"])
     nothing = torch.zeros(1, WIDTH)
-    return TorchOps(SHAPE, {**layers, "norm": norm}, nothing, nothing)
+    weights = NetworkTensors({**layers, "norm": norm}, nothing, nothing)
+    return TorchOps(weights, SHAPE.norm_eps, TextAttention())
 
 
 def target_weights(network: HiddenTransfer) -> dict[str, Tensor]:

@@ -18,16 +18,17 @@ from tests.drafters.network.test_trained import (
     saved,
 )
 from tests.helpers.tiny_model import named_tensors, tiny_config
-from tests.networks.cases import GEOMETRY, context_rows, module, plain, texts
-from tests.networks.plain_ops import PlainDrafter, PlainOps
-from tests.networks.runners import IDS, RUNTIMES, runner
+from tests.networks.cases import GEOMETRY, context_rows, module, texts
+from tests.networks.reference import DraftOps
+from tests.networks.runners import IDS, RUNTIMES, Reference, runner
 from torch import Tensor
 
 from paceline.drafters.base import NoDrafter
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.models.ops import Heads
 from paceline.networks.base import Geometry
 from paceline.networks.runner import Branch, ContextUpdate
-from paceline.networks.torch_ops import TorchOps
+from paceline.networks.torch_ops import NetworkTensors, TextAttention, TorchOps
 from paceline.runtimes.kv_cache import BLOCK, CHUNK, BlockPool, PagedCache
 from paceline.runtimes.torch.cache import TorchCache
 from paceline.runtimes.torch.target import TorchTarget
@@ -71,11 +72,11 @@ class Lender:
         trained = self._trained
         tensors = {**trained.named(), **trained.target_weights()}
         buffers = trained.get_buffer("embedding"), trained.get_buffer("head")
-        ops = TorchOps(GEOMETRY, tensors, *buffers, trained.network.reach)
+        ops = TorchOps(NetworkTensors(tensors, *buffers), GEOMETRY.norm_eps, TextAttention())
         with torch.no_grad():
             tokens = torch.zeros(1, rows, dtype=torch.int64)
             trained.network.start(ops, features[None, :rows], tokens)
-        return ops._target
+        return ops.attention.target
 
 
 def across(
@@ -111,7 +112,7 @@ def test_chains_and_branches_over_lent_rows_are_those_of_the_plain_evaluation(
             for branches, branch in zip(known, compiled.advance(asked), strict=True):
                 branches.append(branch)
         for branches, rows in zip(known, whole, strict=True):
-            wanted = PlainDrafter(network, plain(trained)).draft(*rows, [int(IDS[2])] * 3)
+            wanted = Reference(trained).draft(*rows, [int(IDS[2])] * 3)
             found = np.concatenate([branch.logits for branch in branches])
             np.testing.assert_allclose(found, wanted, atol=1e-3)
 
@@ -128,7 +129,7 @@ def test_a_window_is_exact_and_its_cache_does_not_grow(
     network = trained.network
     compiled: Any = runner(runtime, trained, 300, lent=lender.pool)
     features, tokens = texts(1, 230)
-    cache, drafter = compiled.open(), PlainDrafter(network, plain(trained))
+    cache, drafter = compiled.open(), Reference(trained)
     begin = 0
     for gained in (70, 1, 3, 60, 30, 1, 40, 2):
         read, behind = context_rows(network, features[0], tokens[0], begin, begin + gained)
@@ -184,43 +185,43 @@ def test_rows_made_in_training_are_those_that_the_target_keeps(layer: int) -> No
     rows = torch.from_numpy(features)[None], torch.tensor([tokens])
     with torch.no_grad():  # while it learns, texts are moved
         ops, _, _ = next(trained.unroll(*rows, lambda _: torch.zeros(0)))
-    for kind, each in enumerate(ops._target):
+    for kind, each in enumerate(ops.attention.target):
         kept = cache.data[layer, kind, :, : len(tokens)].cpu()
         same = torch.allclose(each[0].transpose(0, 1), kept, atol=1e-4)
         assert same == (layer == 6)
 
 
-class Blind(PlainOps):
+class Blind(DraftOps):
     """Negative control: no cross-attention."""
 
-    def attend_target(self, queries: Any) -> Any:
+    def attend_target(self, queries: Any, heads: Heads) -> Any:
         return 0 * queries
 
 
-class Shifted(PlainOps):
+class Shifted(DraftOps):
     """Negative control: queries stand one place further on."""
 
-    def attend_target(self, queries: Any) -> Any:
-        self._places = [place + 1 for place in self._places]
-        return super().attend_target(queries)
+    def attend_target(self, queries: Any, heads: Heads) -> Any:
+        self._positions = self._positions + 1
+        return super().attend_target(queries, heads)
 
 
-class Short(PlainOps):
+class Short(DraftOps):
     """Negative control: the newest row of the target is not seen."""
 
-    def attend_target(self, queries: Any) -> Any:
-        self._target, kept = self._target[:-1], self._target
-        out = super().attend_target(queries)
-        self._target = kept
+    def attend_target(self, queries: Any, heads: Heads) -> Any:
+        self._sights.context -= 1
+        out = super().attend_target(queries, heads)
+        self._sights.context += 1
         return out
 
 
 @every_runtime
 @pytest.mark.parametrize(
-    ("wrong", "reach"), [(PlainOps, 3), (PlainOps, 4), (Blind, 3), (Shifted, 3), (Short, 3)]
+    ("wrong", "reach"), [(DraftOps, 3), (DraftOps, 4), (Blind, 3), (Shifted, 3), (Short, 3)]
 )
 def test_another_architecture_is_told_apart(
-    runtime: str, wrong: type[PlainOps], reach: int
+    runtime: str, wrong: type[DraftOps], reach: int
 ) -> None:
     """Without cross-attention, by a window, by an offset, by a row: all draft something else."""
     trained, compiled, lender = across(runtime, reach=3)
@@ -229,12 +230,12 @@ def test_another_architecture_is_told_apart(
     lent = lender.cache(features[0], 12)
     grown = ContextUpdate(compiled.open(), read.astype(np.float32), behind, lent)
     [root] = compiled.start([grown])
-    right = plain(trained)
-    shape = right._geometry, right._parameters, right._embedding, right._head
-    drafter = PlainDrafter(trained.network, wrong(*shape, reach))
+    drafter = Reference(trained, wrong)
+    trained.network.reach = reach
     expected = drafter.draft(read, behind, [int(IDS[2])] * 3)[0]
     same = np.allclose(root.logits, expected, atol=1e-3)
-    assert same == (wrong is PlainOps and reach == 3)
+    trained.network.reach = 3
+    assert same == (wrong is DraftOps and reach == 3)
 
 
 @every_runtime
@@ -313,7 +314,8 @@ def logits_at(trained: DraftModule, features: Tensor, tokens: Tensor, offset: in
     network = trained.network
     tensors = {**trained.named(), **trained.target_weights()}
     buffers = trained.get_buffer("embedding"), trained.get_buffer("head")
-    ops = TorchOps(network.geometry, tensors, *buffers, network.reach, offset)
+    weights = NetworkTensors(tensors, *buffers)
+    ops = TorchOps(weights, network.geometry.norm_eps, TextAttention(offset))
     with torch.no_grad():
         following = torch.cat([tokens[:, 1:], tokens[:, :1]], dim=1)
         return network.logits(ops, network.start(ops, features, following), 0)

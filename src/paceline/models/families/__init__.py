@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.core.target import Layer
 from paceline.errors import ModelError
 from paceline.models.config import ELSEWHERE, ModelConfig
-from paceline.models.families import base
-from paceline.models.families.base import Family
+from paceline.models.families.base import LLAMA_HALVES, Family, Step
 from paceline.models.families.denoisers import DENOISERS, UNSUPPORTED
 from paceline.models.families.experts import BLOCKFFN, MIXTRAL, QWEN3_MOE
 from paceline.models.families.gemma3 import GEMMA3
@@ -20,7 +18,6 @@ from paceline.models.families.phi3 import PHI3
 from paceline.models.families.qwen2 import QWEN2
 from paceline.models.families.qwen3 import QWEN3
 from paceline.models.families.smollm3 import SMOLLM3
-from paceline.models.ops import Ops, Rows
 
 _DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, PHI3, SMOLLM3, GRANITE)
 FAMILIES = (*_DENSE, QWEN3_MOE, MIXTRAL, BLOCKFFN)
@@ -66,23 +63,9 @@ def gguf_config(
     return ModelConfig.from_gguf(metadata, shapes, family.hf, family.from_gguf, divisors)
 
 
-def forward(
-    ops: Ops,
-    config: ModelConfig,
-    *,
-    layers: Sequence[Layer] | None = None,
-    x: Rows | None = None,
-    features: list[Rows] | None = None,
-    states: list[Rows] | None = None,
-) -> Rows:
-    """Return the hidden states after the final norm; see `base.forward`."""
-    halves = family_of(config).halves or base.LLAMA_HALVES
-    return base.forward(ops, config, halves, layers=layers, x=x, features=features, states=states)
-
-
-def head(ops: Ops, config: ModelConfig, x: Rows) -> Rows:
-    """Return logits of hidden states after the final norm."""
-    return base.head(ops, config, x)
+def halves_of(config: ModelConfig) -> tuple[Step, Step]:
+    """Return the halves of a layer, attention and feed-forward block."""
+    return family_of(config).halves or LLAMA_HALVES
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:

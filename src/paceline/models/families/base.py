@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.core.target import Half, Layer
 from paceline.models.config import ModelConfig, feature_layers, rotary
-from paceline.models.ops import Heads, Ops, Rows
+from paceline.models.ops import Activation, Heads, Ops, Rows, Sight
 
 # Tensors outside the layers in Hugging Face checkpoints, by canonical name.
 HF_ENDS = {
@@ -113,43 +113,99 @@ def heads_of(config: ModelConfig, index: int) -> Heads:
     )
 
 
+class LayerNames(NamedTuple):
+    """Names of a layer's tensors; `norm` is that of attention, None for none."""
+
+    norm: str | None
+    qkv: Sequence[str]
+    o: str
+    ffn_norm: str
+    gate_up: Sequence[str]
+    down: str
+
+    @classmethod
+    def of(cls, index: int) -> LayerNames:
+        name = f"layers.{index}"
+        return cls(
+            f"{name}.attention_norm",
+            [f"{name}.{part}" for part in "qkv"],
+            f"{name}.o",
+            f"{name}.ffn_norm",
+            [f"{name}.gate", f"{name}.up"],
+            f"{name}.down",
+        )
+
+
 def attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     """Return attention over normed rows, before its output matrix."""
-    name = f"layers.{index}"
-    parts = [f"{name}.{part}" for part in "qkv"]
-    qkv = ops.linear(x, parts, norm=f"{name}.attention_norm")
+    names = LayerNames.of(index)
+    qkv = ops.linear(x, names.qkv, norm=names.norm)
     return ops.attend(index, qkv, heads_of(config, index))
 
 
 def feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     """Return the gated half of the feed-forward block, over normed rows."""
-    name = f"layers.{index}"
-    gates = f"{name}.gate", f"{name}.up"
-    return ops.gated(x, *gates, activation=config.activation, norm=f"{name}.ffn_norm")
+    names = LayerNames.of(index)
+    return ops.gated(x, names.gate_up, activation=config.activation, norm=names.ffn_norm)
+
+
+def add_attention(
+    ops: Ops,
+    names: LayerNames,
+    heads: Heads,
+    x: Rows,
+    sees: Sight = "context",
+    layer: int = 0,
+    *,
+    read: Rows | None = None,
+    scale: float = 1.0,
+) -> Rows:
+    """Return the stream with attention added, times `scale`.
+
+    Attention reads `read`, or else the stream `x`, and caches as `layer`. After "last" the stream
+    goes on with the last rows.
+    """
+    qkv = ops.linear(x if read is None else read, names.qkv, norm=names.norm)
+    mixed = ops.attend(layer, qkv, heads, sees)
+    plus = ops.last(x) if sees == "last" else x
+    return ops.linear(mixed, [names.o], scale=scale, plus=plus)
+
+
+def add_feed_forward(
+    ops: Ops, names: LayerNames, x: Rows, activation: Activation = "silu", scale: float = 1.0
+) -> Rows:
+    """Return the stream with a gated feed-forward block added."""
+    gated = ops.gated(x, names.gate_up, activation=activation, norm=names.ffn_norm)
+    return ops.linear(gated, [names.down], scale=scale, plus=x)
 
 
 def llama_attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     """Attention, added to the stream (Touvron et al. 2023)."""
-    mixed = attention(ops, config, index, x)
-    return ops.linear(mixed, [f"layers.{index}.o"], scale=config.residual_scale, plus=x)
+    heads, scale = heads_of(config, index), config.residual_scale
+    return add_attention(ops, LayerNames.of(index), heads, x, layer=index, scale=scale)
 
 
 def llama_feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     """SwiGLU, added to the stream."""
-    gated = feed_forward(ops, config, index, x)
-    return ops.linear(gated, [f"layers.{index}.down"], scale=config.residual_scale, plus=x)
+    names = LayerNames.of(index)
+    return add_feed_forward(ops, names, x, config.activation, config.residual_scale)
 
 
 LLAMA_HALVES = (llama_attention, llama_feed_forward)
+
+
+def embed(ops: Ops, config: ModelConfig, tokens: Rows) -> Rows:
+    """Return the embeddings of token ids, as the backend has them."""
+    return ops.embed(tokens, config.embedding_scale)
 
 
 def forward(
     ops: Ops,
     config: ModelConfig,
     halves: tuple[Step, Step],
+    x: Rows,
     *,
     layers: Sequence[Layer] | None = None,
-    x: Rows | None = None,
     features: list[Rows] | None = None,
     states: list[Rows] | None = None,
 ) -> Rows:
@@ -159,13 +215,12 @@ def forward(
         ops: of a backend.
         config: of the model.
         halves: of a layer, of the family.
+        x: rows to go on from, `embed`'s if all layers run.
         layers: the layers to run, or halves of them, in order; None for all.
-        x: rows to go on from; None for the embeddings.
         features: collects the inputs of the feature layers, and the result.
         states: collects the rows before the final norm, which other layers may go on from.
     """
     read = feature_layers(config.layers)
-    x = ops.embed(config.embedding_scale) if x is None else x
     entered: dict[int, Rows] = {}
     for layer in range(config.layers) if layers is None else layers:
         index, steps = (layer, halves) if isinstance(layer, int) else _half(halves, *layer)
@@ -187,4 +242,4 @@ def _half(halves: tuple[Step, Step], index: int, half: Half) -> tuple[int, tuple
 
 def head(ops: Ops, config: ModelConfig, x: Rows) -> Rows:
     """Return logits of hidden states after the final norm."""
-    return ops.linear(x, ["head"], scale=config.logit_scale)
+    return ops.head(x, scale=config.logit_scale)

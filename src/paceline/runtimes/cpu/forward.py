@@ -17,12 +17,13 @@ from paceline.core.types import ROOT, LogitArray, TokenTree
 from paceline.errors import OutOfMemory
 from paceline.models import families
 from paceline.models.config import ModelConfig
-from paceline.native.library import CHeads, KvDtype
+from paceline.models.families import base
+from paceline.native.library import CHeads
 from paceline.native.packed import Packed
 from paceline.native.program import Columns, Program
 from paceline.runtimes.cpu import mask_rows
 from paceline.runtimes.cpu.matrices import Matrices
-from paceline.runtimes.cpu.ops import CpuOps, Rows
+from paceline.runtimes.cpu.ops import CpuOps, Rows, Tokens
 from paceline.runtimes.kv_cache import BLOCK, BlockPool
 
 _WARM_UPS = 3
@@ -221,7 +222,6 @@ class Forward:
         matrices: Matrices,
         packed: Packed,
         pool: BlockPool,
-        kv_dtype: KvDtype,
         extra: LogitArray,
         layers: Sequence[Layer] | None = None,
         given: bool = False,
@@ -234,7 +234,6 @@ class Forward:
             matrices: of the model.
             packed: holds them.
             pool: keys and values.
-            kv_dtype: of the pool.
             extra: float32 `[m, hidden_size]`, embeddings after the vocabulary.
             layers: those to run; None for all.
             given: rows start from the input "inputs", not from embeddings.
@@ -242,26 +241,27 @@ class Forward:
         """
         self._masks = masks
         width = config.hidden_size
-        self._program = program = Program(packed, CHeads(config.heads, config.kv_heads))
+        heads = CHeads(config.heads, config.kv_heads)
+        self._program = program = Program(packed, heads, config.max_context)
         ops = CpuOps(
             program,
             matrices,
             pool,
-            kv_dtype,
             config.norm_eps,
-            config.max_context,
-            extra if len(extra) else None,
-            masks,
+            extra=extra if len(extra) else None,
+            mask_rows=masks,
         )
-        program.paths(config.max_context, "rows")
-        start = None
+        program.paths("rows")
         if given:
             first = program.buffer("rows", width)
             program.load("inputs", first)
-            start = ops.given(first, "rows")
+            x = ops.given(first, "rows")
+        else:
+            x = base.embed(ops, config, Tokens("input_ids"))
         seen: list[Rows] = []
         states: list[Rows] = []
-        x = families.forward(ops, config, layers=layers, x=start, features=seen, states=states)
+        halves = families.halves_of(config)
+        x = base.forward(ops, config, halves, x, layers=layers, features=seen, states=states)
         self._state: Columns | None = None
         if layers is not None:
             self._state = program.buffer("rows", width)
@@ -274,7 +274,7 @@ class Forward:
         self._routes = ops.routes
         self._hidden = program.buffer("logits", width)
         program.gather(x.columns(), "logit_rows", self._hidden)
-        logits = families.head(ops, config, ops.given(self._hidden, "logits"))
+        logits = base.head(ops, config, ops.given(self._hidden, "logits"))
         self._logits_rows = logits  # keeps its buffer
         self._logits: Columns = logits.columns()
         self._argmax = program.argmax(self._logits, "argmax")

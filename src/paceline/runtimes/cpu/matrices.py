@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,9 @@ from paceline.models.gguf import quantize
 from paceline.models.weights import Weights
 from paceline.native.library import CMatrix
 from paceline.native.packed import BLOCKS, GROUP, KINDS, PLAIN, Packed
+from paceline.networks.base import fused_of
+from paceline.networks.head_preview import SCREEN
+from paceline.networks.weights import Trained
 
 # Block format of each precision; "file" keeps what the file has.
 PRECISIONS = {"file": None, "int8": "Q8_0", "int4": "Q4_1", "fp32": "F32"}
@@ -45,6 +49,14 @@ class Formats:
         if found is None:
             raise ModelError(f"the model has no tensor {name}: download it again")
         return found
+
+    def bias(self, name: str) -> LogitArray | None:
+        """Return what is added to the results of a matrix, if anything."""
+        return self.vector(f"{name}.bias")
+
+    def parts(self, names: Sequence[str], *, pair: bool = False) -> list[str]:
+        """Return the matrices that stand behind names: those themselves."""
+        return list(names)
 
     def quantized(self, name: str) -> bool:
         """Return whether a matrix takes quantized activations."""
@@ -82,6 +94,8 @@ class Formats:
 class Matrices(Formats):
     """Packed matrices."""
 
+    previews = False  # no head preview
+
     def __init__(self, weights: Weights, precision: str, packed: Packed, threads: int) -> None:
         super().__init__(weights, precision)
         self._packed = packed
@@ -89,6 +103,9 @@ class Matrices(Formats):
         self._matrices: dict[str, CMatrix] = {}
 
     def __call__(self, name: str) -> CMatrix:
+        """Return a matrix, packed on first use; MemoryError, or ModelError if it is damaged or its
+        width does not fit the kernels.
+        """
         """Return a matrix, packed on first use.
 
         Raises:
@@ -100,6 +117,10 @@ class Matrices(Formats):
         if name not in self._matrices:
             self._matrices[name] = self._pack(name)
         return self._matrices[name]
+
+    def of(self, names: Sequence[str], *, pair: bool = False) -> list[CMatrix]:
+        """Return matrices, packed on first use; errors are those of a call."""
+        return [self(each) for each in self.parts(names, pair=pair)]
 
     def trim_head(self, ids: npt.NDArray[np.int64]) -> None:
         """Let the LM head have these rows alone."""
@@ -119,7 +140,7 @@ class Matrices(Formats):
             stored.blocks if as_stored else quantize(kind, self._weights[name]),
             inputs,
             order=stored.order if as_stored else None,
-            bias=self.vector(f"{name}.bias"),
+            bias=self.bias(name),
             threads=self._threads,
         )
         stored.forget()
@@ -131,3 +152,113 @@ class Matrices(Formats):
         if len(rows) == stored.shape[0]:
             return self(name)
         return self._packed.matrix(*self.blocks(name, rows), stored.shape[1], threads=self._threads)
+
+
+# Parts of the names of feed-forward matrices, which are int4: drafters read few weights often.
+_NARROW = {"gate_up", "up", "down"}
+
+# Behind the name of a matrix that holds a gate and what it gates, for one of them.
+_HALVES = ("/gate", "/up")
+
+
+class NetworkMatrices:
+    """Packed matrices, and vectors, by the network's names.
+
+    "embed" and "head" are the target's, the latter with the rows of the draft vocabulary.
+    """
+
+    def __init__(self, trained: Trained, target: Matrices, precision: str, packed: Packed) -> None:
+        """Bind them; `precision` "fp32" keeps parameters as they are, any other makes int8 or int4.
+
+        Raises:
+            InvalidOption: the target lacks layers whose weights the network shares.
+        """
+        self._trained, self._target, self._packed = trained, target, packed
+        self._known: dict[str, CMatrix] = {}
+        self._exact = precision == "fp32"
+        self._shared = trained.network.target_weights()
+        for theirs in self._shared.values():
+            if theirs.endswith("norm") and target.vector(theirs) is None:
+                raise InvalidOption(
+                    f"network '{trained.network.name}' runs layers of its target that are not "
+                    "there: use weights that were trained for this model"
+                )
+
+    @property
+    def previews(self) -> bool:
+        return self._trained.head_preview is not None
+
+    def required(self, name: str) -> LogitArray:
+        """Return a norm's weights, or another parameter that is no matrix, as float32."""
+        if name in self._shared:
+            return self._target.required(self._shared[name])
+        return self._trained.parameters[name]
+
+    def bias(self, part: str) -> LogitArray | None:
+        """Return what is added to the results of a part, if anything."""
+        return None if self._own(part) else self._target.bias(part)
+
+    def parts(self, names: Sequence[str], *, pair: bool = False) -> list[str]:
+        """Return the matrices that stand behind names; as a `pair`, a gate and what it gates."""
+        found: list[str] = []
+        for name in names:
+            if name in self._shared:
+                found += fused_of(self._shared[name])
+            else:
+                found += [f"{name}{half}" for half in _HALVES] if pair else [name]
+        return found
+
+    def quantized(self, part: str) -> bool:
+        """Return whether a matrix takes quantized activations."""
+        return self._kind(part) not in PLAIN if self._own(part) else self._target.quantized(part)
+
+    def blocks(self, part: str) -> tuple[str, npt.NDArray[np.uint8]]:
+        """Return the format of a matrix, and its rows as blocks of it."""
+        if not self._own(part):
+            return self._target.blocks(part, self._trained.draft_ids if part == "head" else None)
+        matrix = np.ascontiguousarray(self._matrix(part), dtype=np.float32)
+        kind = self._kind(part)
+        return kind, quantize(kind, matrix)
+
+    def _own(self, part: str) -> bool:
+        return part in SCREEN or part.partition("/")[0] in self._trained.parameters
+
+    def _kind(self, part: str) -> str:
+        if self._exact:
+            return "F32"
+        names = part.partition("/")[0].split(".")
+        narrow = part == SCREEN[1] or (part != SCREEN[0] and not _NARROW.isdisjoint(names))
+        return "Q4_0" if narrow else "Q8_0"
+
+    def _matrix(self, part: str) -> LogitArray:
+        if part in SCREEN:
+            preview = self._trained.head_preview
+            assert preview is not None
+            more = -preview.up.shape[1] % GROUP  # of the rank, to whole groups
+            if part == SCREEN[0]:
+                return np.pad(preview.down, ((0, more), (0, 0)))
+            return np.pad(preview.up, ((0, 0), (0, more)))
+        name, _, half = part.partition("/")
+        whole = self._trained.parameters[name]
+        return np.split(whole, 2)[half == "up"] if half else whole
+
+    def of(self, names: Sequence[str], *, pair: bool = False) -> list[CMatrix]:
+        """Return matrices, packed on first use; as a `pair`, a gate and what it gates."""
+        parts = self.parts(names, pair=pair)
+        for each in parts:
+            if each not in self._known:
+                self._known[each] = self._pack(each)
+        return [self._known[each] for each in parts]
+
+    def _pack(self, part: str) -> CMatrix:
+        if part == "head":
+            return self._target.rows(part, self._trained.draft_ids)
+        if not self._own(part):
+            return self._target(part)
+        inputs = self._matrix(part).shape[1]
+        if inputs % GROUP:
+            raise InvalidOption(
+                f"a matrix of network '{self._trained.network.name}' has {inputs} columns, no "
+                f"multiple of {GROUP}: use --runtime torch"
+            )
+        return self._packed.matrix(*self.blocks(part), inputs)

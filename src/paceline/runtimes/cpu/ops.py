@@ -1,23 +1,36 @@
-"""`models.ops.Ops` on the CPU: records a model's operations in a native program."""
+"""`models.ops.Ops` on the CPU: records the operations of a model or a network in a native program.
+
+What is computed for a row does not depend on the rows beside it.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, Self
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from paceline.core.types import LogitArray
-from paceline.errors import ModelError
-from paceline.models import ops
-from paceline.models.ops import Activation, Experts, Rotary
-from paceline.native.library import KV_DTYPES, CHeads, CMatrix, KvDtype, attends
-from paceline.native.packed import GROUP, LANES, rotary_table
-from paceline.native.program import GATES, Columns, Program
+from paceline.errors import ModelError, RuntimeUnavailable
+from paceline.models.ops import Activation, Experts, Heads, Name, Names, Ops, Sight
+from paceline.native.library import KV_DTYPES, CHeads, CMatrix, attends
+from paceline.native.packed import GROUP, LANES
+from paceline.native.program import (
+    GATES,
+    LSTM_GATE,
+    PRODUCT,
+    SILU,
+    SUM,
+    Columns,
+    Operand,
+    Program,
+)
+from paceline.networks.head_preview import REFINED, SCREEN
 from paceline.runtimes.cpu.mask_rows import COUNT, ROWS, PackedMaskRows
-from paceline.runtimes.cpu.matrices import Matrices
+from paceline.runtimes.cpu.matrices import Matrices, NetworkMatrices
 from paceline.runtimes.kv_cache import BlockPool
 
 
@@ -37,26 +50,38 @@ class Recorder:
 
 
 class Rows:
-    """Rows of a forward: recorded when read.
+    """Rows of a forward: recorded when read. `+` and `*` work elementwise.
 
     Attributes:
         count: name of their number.
         width: of a row.
         groups: they may be quantized: whole groups, each written at once.
+        slots: draft rows of a network per sequence; 0 for context rows, and those of a model.
     """
 
     def __init__(
         self,
-        owner: Recorder,
+        owner: CpuOps,
         count: str,
         width: int,
         record: Callable[[Columns], None],
         groups: bool = False,
+        slots: int = 0,
     ) -> None:
-        self.count, self.width, self.groups = count, width, groups
+        self.count, self.width, self.groups, self.slots = count, width, groups, slots
         self._owner, self._record = owner, record
         self._place: tuple[Columns, bool] | None = None
         self._holder: Any = None
+
+    def __add__(self, other: Rows | Operand) -> Rows:
+        return self._owner.join(SUM, self, other)
+
+    __radd__ = __add__
+
+    def __mul__(self, other: Rows | Operand) -> Rows:
+        return self._owner.join(PRODUCT, self, other)
+
+    __rmul__ = __mul__
 
     def columns(self, quantized: bool = False) -> Columns:
         """Return where they are; `quantized` if only quantized matrices read them."""
@@ -90,59 +115,113 @@ class Rows:
 def nothing(_: Columns) -> None: ...
 
 
+class Tokens(NamedTuple):
+    """Token ids: the name of an input, or a buffer that `pick` filled.
+
+    Of `slots` draft rows per sequence, or of context rows, `window` of each; 0 slots also for rows
+    of a model.
+    """
+
+    ids: str | Columns
+    slots: int = 0
+    window: int = 1
+
+
+def last_rows(count: int) -> str:
+    """Return the name of the input with the last `count` context rows of each sequence."""
+    return f"last_rows{count}"
+
+
+def rows_of(slots: int) -> str:
+    """Return the name of a row count."""
+    return f"slots{slots}" if slots else "rows"
+
+
 class CpuOps(Recorder):
-    """Records one forward. Attention is recorded in the order of the layers."""
+    """Records one forward. Implements `models.ops.Ops`.
+
+    Attention of a model is recorded when it is read, in the order of the layers: what rows see are
+    inputs of a run. A network's is recorded at once, since it fills a cache.
+    """
 
     def __init__(
         self,
         program: Program,
-        matrices: Matrices,
+        matrices: Matrices | NetworkMatrices,
         pool: BlockPool,
-        kv_dtype: KvDtype,
         eps: float,
-        longest: int,
-        extra: LogitArray | None,
+        *,
+        sights: Sights | None = None,
+        extra: LogitArray | None = None,
         mask_rows: PackedMaskRows | None = None,
+        lent: BlockPool | None = None,
+        previewed: bool = False,
     ) -> None:
-        """Bind them.
+        """Bind them; `eps` is that of all norms.
 
-        Args:
-            program: gets the operations.
-            matrices: of the model.
-            pool: keys and values by layer.
-            kv_dtype: of the pool.
-            eps: of all norms.
-            longest: positions are below it.
-            extra: float32 `[m, width]`, embeddings of ids from the vocabulary on.
-            mask_rows: adapter of the rows of the mask.
+        A model may have `extra` embeddings, float32 `[m, width]`, of ids from the vocabulary on,
+        and an adapter of mask rows. A network has `sights`, what its rows see; keys and values
+        `lent` by the target, if it may read them; and a head preview to use, if `previewed`.
         """
         super().__init__(program)
-        self._mask_rows = mask_rows
-        self._matrices = matrices
-        self._pool, self._kv_dtype = pool, kv_dtype
-        self._eps, self._longest, self._extra = eps, longest, extra
+        self._matrices, self._pool, self._eps = matrices, pool, eps
+        self._sights, self._extra, self._mask_rows = sights, extra, mask_rows
+        self._lent, self._previewed = lent, previewed and matrices.previews
+        self._slots = {1}
         # Weights of the experts, by layer that has some; kept until the forward is read.
         self.routes: list[Rows] = []
+        # Operations until all context rows are in the caches.
+        self.taken_in = 0
+
+    @property
+    def operations(self) -> int:
+        """Number of operations so far."""
+        return len(self.program.names)
 
     def given(self, columns: Columns, count: str) -> Rows:
         """Return rows that are in a buffer of the caller."""
         return Rows(self, count, columns.width, nothing).place(columns, self)
 
-    def pick(self, x: Rows, which: str, count: str) -> Rows:
-        """Return the rows that input `which` names."""
+    def loaded(self, name: str, slots: int, width: int) -> Rows:
+        """Return the rows of float32 input `name`."""
+        return self._draft_rows(slots, width, lambda to: self.program.load(name, to))
+
+    def count(self, slots: int) -> str:
+        """Return the name of a row count, which runs are given from now on."""
+        self._slots.add(slots)
+        return rows_of(slots)
+
+    def counts(self, sequences: int, rows: int = 0) -> dict[str, int]:
+        """Return row counts of a run with so many sequences (or branches) and context rows."""
+        return {rows_of(each): each * sequences if each else rows for each in self._slots}
+
+    def _draft_rows(self, slots: int, width: int, record: Callable[[Columns], None]) -> Rows:
+        return Rows(self, self.count(slots), width, record, slots=slots)
+
+    def _like(
+        self, x: Rows, width: int, record: Callable[[Columns], None], groups: bool = False
+    ) -> Rows:
+        return Rows(self, x.count, width, record, groups, x.slots)
+
+    def weight(self, name: str) -> Operand:
+        return Operand(None, weights=self._matrices.required(name))
+
+    def embed(self, tokens: Tokens, scale: float = 1.0) -> Rows:
+        return self._embed(tokens, 0, scale)
+
+    def embed_windows(self, tokens: Tokens) -> Rows:
+        return self.concat([self._embed(tokens, offset) for offset in range(tokens.window)])
+
+    def _embed(self, tokens: Tokens, offset: int, scale: float = 1.0) -> Rows:
+        [table] = self._matrices.of(["embed"])
+        ids, slots, window = tokens
 
         def record(to: Columns) -> None:
-            self.program.gather(x.columns(), which, to)
+            self.program.embed(
+                table, ids, to, extra=self._extra, scale=scale, stride=window, offset=offset
+            )
 
-        return Rows(self, count, x.width, record)
-
-    def embed(self, scale: float = 1.0) -> Rows:
-        table = self._matrices("embed")
-
-        def record(to: Columns) -> None:
-            self.program.embed(table, "input_ids", to, extra=self._extra, scale=scale)
-
-        return Rows(self, "rows", table.inputs, record)
+        return self._draft_rows(slots, table.inputs, record)
 
     def norm(self, x: Rows, name: str, *, plus: Rows | None = None) -> Rows:
         weights = self._matrices.required(name)
@@ -151,19 +230,20 @@ class CpuOps(Recorder):
             added = None if plus is None else plus.columns()
             self.program.gather(x.columns(), None, to, weights, self._eps, added)
 
-        return Rows(self, x.count, x.width, record)
+        return self._like(x, x.width, record)
 
     def linear(
         self,
         x: Rows,
-        names: Sequence[str],
+        names: Names,
         *,
-        norm: str | None = None,
+        norm: Name = None,
         scale: float = 1.0,
         plus: Rows | None = None,
     ) -> Rows:
-        matrices = [self._matrices(name) for name in names]
-        quantized = norm is None and all(map(self._matrices.quantized, names))
+        assert plus is None or plus.slots == x.slots, f"{names}: context and draft rows are summed"
+        matrices = self._matrices.of(names)
+        quantized = norm is None and all(map(self._matrices.quantized, self._matrices.parts(names)))
         weights = None if norm is None else self._matrices.required(norm)
         adapter = None if self._mask_rows is None else self._mask_rows.of(names)
 
@@ -181,8 +261,7 @@ class CpuOps(Recorder):
             if adapter is not None:
                 self._adapt(adapter, x.columns(), to, weights, scale)
 
-        width = sum(matrix.outputs for matrix in matrices)
-        return Rows(self, x.count, width, record)
+        return self._like(x, sum(matrix.outputs for matrix in matrices), record)
 
     def _adapt(
         self,
@@ -204,49 +283,158 @@ class CpuOps(Recorder):
             self.give_back(COUNT, columns, False)
 
     def gated(
-        self, x: Rows, gate: str, up: str, *, activation: Activation, norm: str | None = None
+        self, x: Rows, names: Names, *, activation: Activation = "silu", norm: Name = None
     ) -> Rows:
-        matrices = [self._matrices(gate), self._matrices(up)]
+        matrices = self._matrices.of(names, pair=True)
         weights = None if norm is None else self._matrices.required(norm)
 
         def record(to: Columns) -> None:
             self.program.product(
-                gate, matrices, x.columns(), to, norm=weights, eps=self._eps, gate=GATES[activation]
+                names[0],
+                matrices,
+                x.columns(),
+                to,
+                norm=weights,
+                eps=self._eps,
+                gate=GATES[activation],
             )
 
         width = matrices[0].outputs
-        return Rows(self, x.count, width, record, groups=width % GROUP == 0)
+        return self._like(x, width, record, groups=width % GROUP == 0)
 
-    def attend(self, layer: int, x: Rows, heads: ops.Heads) -> Rows:
+    def head(self, x: Rows, *, norm: str | None = None, scale: float = 1.0) -> Rows:
+        if not self._previewed:
+            return self.linear(x, ["head"], norm=norm, scale=scale)
+        hidden = x if norm is None else self.norm(x, norm)
+        down, up = SCREEN
+        previewed = self.linear(self.linear(hidden, [down]), [up])
+        [head] = self._matrices.of(["head"])
+
+        def record(to: Columns) -> None:
+            at = hidden.columns()
+            previewed.place(to, self)
+            self.program.rescore_top_k(head, at, to, REFINED)
+
+        return self._like(x, previewed.width, record)
+
+    def silu(self, x: Rows) -> Rows:
+        return self.join(SILU, x, x)
+
+    def lstm_gate(self, gate: Rows, x: Rows) -> Rows:
+        return self.join(LSTM_GATE, gate, x)
+
+    def join(self, how: int, x: Rows, y: Rows | Operand) -> Rows:
+        """Combine rows elementwise; those of one slot are repeated for each slot."""
+        slots = max(x.slots, _slots(y))
+
+        def operand(of: Rows | Operand) -> Operand:
+            if isinstance(of, Operand):
+                return of
+            return Operand(of.columns(), repeat=slots // of.slots if of.slots else 1)
+
+        return self._draft_rows(
+            slots, x.width, lambda to: self.program.join(how, operand(x), operand(y), to)
+        )
+
+    def concat(self, parts: Sequence[Rows]) -> Rows:
+        def record(to: Columns) -> None:
+            begin = 0
+            for each in parts:
+                each.place(to.part(begin, each.width), out)
+                begin += each.width
+
+        out = self._like(parts[0], sum(each.width for each in parts), record)
+        return out
+
+    def split(self, x: Rows, sizes: Sequence[int]) -> list[Rows]:
+        columns, ends = x.columns(), accumulate(sizes)
+        return [
+            self._like(x, size, nothing).place(columns.part(end - size, size), x)
+            for size, end in zip(sizes, ends, strict=True)
+        ]
+
+    def last(self, x: Rows, count: int = 1) -> Rows:
+        name = last_rows(count)
+        return self._draft_rows(
+            count, x.width, lambda to: self.program.gather(x.columns(), name, to)
+        )
+
+    def slots(self, x: Rows, count: int) -> Rows:
+        return self._draft_rows(
+            count, x.width // count, lambda to: self.program.unfold(x.columns(), count, to)
+        )
+
+    def attend(self, layer: int, x: Rows, heads: Heads, sees: Sight = "context") -> Rows:
         if not attends(heads.heads, heads.kv_heads, heads.width):
             raise ModelError(
                 f"heads of width {heads.width}, {heads.heads} over {heads.kv_heads}, do not run "
                 f"here (multiples of {LANES} up to 256, at most 48 to a key head): "
                 "use --runtime torch"
             )
-        angles = self._angles(heads.rotary)
-        shape = CHeads(
-            heads.heads,
-            heads.kv_heads,
-            heads.width,
-            KV_DTYPES[self._kv_dtype],
-            self._eps,
-            heads.scale,
-            heads.window,
-            0 if angles is None else angles.shape[1],
-        )
+        width = heads.heads * heads.width
+        if sees == "slots":
+            return self._like(
+                x, width, lambda to: self.program.attend_slots(x.columns(), x.slots, to)
+            )
+        angles = self._angles(heads)
+        shape = self._shape(heads, self._pool, angles)
         memory = self._pool.memory[2 * layer : 2 * layer + 2]
         norms = [
             None if name is None else self._matrices.required(name)
             for name in (heads.query_norm, heads.key_norm)
         ]
+        # Where only last rows are read, no others are computed.
+        whole = np.zeros(1, dtype=np.int32) if sees == "last" else None
 
         def record(to: Columns) -> None:
-            self.program.attention(memory, angles, norms, x.columns(), to, heads=shape)
+            self.program.attention(memory, angles, norms, x.columns(), to, whole, heads=shape)
 
         group = heads.heads // heads.kv_heads * heads.width
-        width = heads.heads * heads.width
-        return Rows(self, x.count, width, record, groups=group % GROUP == 0)
+        out = self._like(x, width, record, groups=group % GROUP == 0)
+        if self._sights is None:
+            return out
+        x.columns()
+        self._sights.see(self.program, layer, x.slots, sees)
+        out.columns()
+        if not x.slots:
+            self.taken_in = self.operations
+        return self.last(out) if sees == "last" else out
+
+    def know_target(self, make: Callable[[Ops], tuple[Rows, Rows]], heads: Heads) -> None:
+        if self._lent is None:
+            raise RuntimeUnavailable("this network reads keys and values of a target beside it")
+
+    def attend_target(self, queries: Rows, heads: Heads) -> Rows:
+        assert self._lent is not None
+        assert self._sights is not None
+        assert queries.slots == 1, "one row of each sequence"
+        angles, further = self._angles(heads), self._sights.further
+        assert angles is not None
+        shape = self._shape(replace(heads, window=0), self._lent, angles)
+        memory = self._lent.memory[-2:]  # of the last layer
+
+        def record(to: Columns) -> None:
+            self.program.attend_lent(memory, shape, angles, queries.columns(), to, further=further)
+
+        return self._like(queries, queries.width, record)
+
+    def _shape(self, heads: Heads, pool: BlockPool, angles: LogitArray | None) -> CHeads:
+        return CHeads(
+            heads.heads,
+            heads.kv_heads,
+            heads.width,
+            KV_DTYPES["fp32" if pool.memory.dtype == np.float32 else "fp16"],
+            self._eps,
+            heads.scale,
+            heads.window,
+            0 if angles is None else angles.shape[1],
+        )
+
+    def _angles(self, heads: Heads) -> LogitArray | None:
+        rotary, program = heads.rotary, self.program
+        if rotary is None:
+            return None
+        return program.packed.rotary_table(rotary.frequencies, program.longest, rotary.factor)
 
     def route(self, x: Rows, name: str, experts: Experts) -> Rows:
         scores = self.linear(x, [name])
@@ -263,7 +451,7 @@ class CpuOps(Recorder):
                 eps=self._eps,
             )
 
-        weights = Rows(self, x.count, experts.count, record)
+        weights = self._like(x, experts.count, record)
         self.routes.append(weights)
         return weights
 
@@ -273,13 +461,12 @@ class CpuOps(Recorder):
         weights: Rows,
         name: str,
         experts: Experts,
-        *,
         activation: Activation,
         plus: Rows,
     ) -> Rows:
         parts = ("gate", "up", "down")[not experts.gated :]
         matrices = [
-            [self._matrices(f"{name}.{each}.{part}") for each in range(experts.count)]
+            self._matrices.of([f"{name}.{each}.{part}" for each in range(experts.count)])
             for part in parts
         ]
 
@@ -295,13 +482,53 @@ class CpuOps(Recorder):
                 every=experts.every,
             )
 
-        return Rows(self, x.count, x.width, record)
-
-    def _angles(self, rotary: Rotary | None) -> LogitArray | None:
-        return None if rotary is None else _table(rotary, self._longest)
+        return self._like(x, x.width, record)
 
 
-@lru_cache(maxsize=8)
-def _table(rotary: Rotary, positions: int) -> LogitArray:
-    # Programs over some of the layers are recorded while texts are written: they share a table.
-    return rotary_table(np.asarray(rotary.frequencies), positions, rotary.factor)
+class Sights:
+    """What the rows of a network see: the context of their sequence, then what was drafted.
+
+    Attributes:
+        drafted: draft rows written so far, of each sequence, by layer.
+        further: position of the rows that attended last, behind the context.
+        blocks: whether rows of a step see one another both ways.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.drafted = [0] * layers
+        self.further = 0
+        self.blocks = False
+        self._seen: tuple[int, int, bool] | None = None
+
+    def see(self, program: Program, layer: int, slots: int, sees: Sight) -> None:
+        """Record what the rows of the next attention see."""
+        if sees in ("draft", "block"):
+            self.blocks |= sees == "block"
+            self._record(program, self.drafted[layer], slots, sees == "block")
+            self.further = 1 + self.drafted[layer]
+            self.drafted[layer] += slots
+        elif sees == "again":  # they write the same keys and values once more
+            self._record(program, -slots, slots, True)
+        elif self._seen != (0, 0, False):
+            self.further = 0
+            self._record(program, 0, 0, False)
+
+    def _record(self, program: Program, before: int, slots: int, block: bool) -> None:
+        if self._seen != (before, slots, block):
+            self._seen = before, slots, block
+            program.runs("slots1", before, slots, block)
+
+
+class BranchSights(Sights):
+    """What branches see are inputs: the context and the branch itself."""
+
+    def _record(self, program: Program, before: int, slots: int, block: bool) -> None:
+        if self._seen is None:
+            self._seen = before, slots, block
+            program.paths(rows_of(slots))
+
+
+def _slots(of: Rows | Operand) -> int:
+    if isinstance(of, Operand):
+        return len(of.weights) if of.weights is not None and of.weights.ndim > 1 else 0
+    return of.slots

@@ -116,7 +116,7 @@ class CpuTarget(Described):
         capacity = blocks * BLOCK
         self.config = config = replace(config, max_context=min(config.max_context, capacity))
         self.threads = usable_threads(threads)
-        self._kv_tokens, self._kv_dtype = kv_tokens, kv_dtype
+        self._kv_tokens = kv_tokens
         self._packed = Packed()
         self.matrices = Matrices(weights, precision, self._packed, self.threads)
         self._extra = no_rows(config.hidden_size)
@@ -320,7 +320,7 @@ class CpuTarget(Described):
         cache.release()
 
     def _recorded(self, layers: Sequence[Layer] | None = None, given: bool = False) -> Forward:
-        parts = self.config, self.matrices, self._packed, self._pool, self._kv_dtype, self._extra
+        parts = self.config, self.matrices, self._packed, self._pool, self._extra
         try:
             return Forward(*parts, layers, given, self._masks)
         except MemoryError as error:

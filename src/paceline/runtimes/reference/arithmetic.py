@@ -70,6 +70,11 @@ def active(x: LogitArray, activation: str) -> LogitArray:
     return x / (exponential(inner * np.float32(-1.5957691216)) + 1)
 
 
+def sigmoid(x: LogitArray) -> LogitArray:
+    """Return 1 / (1 + e^-x)."""
+    return np.float32(1) / (exponential(-x) + np.float32(1))
+
+
 def normed(x: LogitArray, weights: LogitArray, eps: float) -> LogitArray:
     """Return the RMS norm over the last axis."""
     square = np.zeros((*x.shape[:-1], LANES), np.float32)
@@ -167,3 +172,22 @@ def attention(
     for each, factor in others:
         mean = fma(each, (factor / total)[..., None], mean)
     return mean
+
+
+def among(queries: LogitArray, keys: LogitArray, values: LogitArray) -> LogitArray:
+    """Return `[slots, heads, width]`, the mean of values of slots that all see one another.
+
+    Arguments are `[slots, heads, width]`, without positions.
+    """
+    slots, heads, width = queries.shape
+    lanes = np.zeros((slots, slots, heads, LANES), np.float32)
+    for begin in range(0, width, LANES):
+        own = queries[:, None, :, begin : begin + LANES]
+        lanes = fma(own, keys[None, :, :, begin : begin + LANES], lanes)
+    scores = folded(lanes) * (np.float32(1) / np.sqrt(np.float32(width)))
+    weights = exponential(scores - scores.max(1, keepdims=True))
+    total = in_order(weights.swapaxes(1, 2))
+    mean = np.zeros_like(queries)
+    for slot in range(slots):
+        mean = fma(values[slot], weights[:, slot, :, None], mean)
+    return mean / total[..., None]

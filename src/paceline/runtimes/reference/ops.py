@@ -1,76 +1,164 @@
-"""`models.ops.Ops` in NumPy: every operation in the arithmetic of the native kernels."""
+"""`models.ops.Ops` in NumPy: the definition, in the arithmetic of the native kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.core import target
 from paceline.core.target import row_mask, row_positions
-from paceline.core.types import IntArray
-from paceline.models.ops import Activation, Experts, Heads, Rotary, Rows
-from paceline.runtimes.cpu.matrices import Formats
+from paceline.core.types import BoolArray, IntArray, LogitArray
+from paceline.models.ops import Activation, Experts, Heads, Name, Names, Ops, Rotary, Rows, Sight
+from paceline.runtimes.cpu.matrices import Formats, NetworkMatrices
 from paceline.runtimes.reference.arithmetic import (
     CHUNK,
     active,
+    among,
     attention,
     exponential,
     fma,
     in_order,
     normed,
     product,
+    sigmoid,
     turns,
 )
 from paceline.runtimes.reference.formats import Matrix
 
 
+@dataclass(slots=True)
+class ReferenceCache:
+    """Keys and values of one sequence, `[layers, 2, room, kv_heads, width]`; rows behind `length`
+    are those of the last forward."""
+
+    data: npt.NDArray[np.floating]
+    length: int = 0
+
+    def store(
+        self, layer: int, begin: int, keys: LogitArray, values: LogitArray
+    ) -> npt.NDArray[np.floating]:
+        """Store rows from place `begin` on, and return keys and values of a layer up to them."""
+        end = begin + len(keys)
+        if end > self.data.shape[2]:
+            more = np.zeros_like(self.data, shape=(*self.data.shape[:2], end, *keys.shape[1:]))
+            more = more[:, :, self.data.shape[2] :]
+            self.data = np.concatenate([self.data, more], axis=2)
+        self.data[layer, :, begin:end] = keys, values
+        return self.data[layer, :, :end]
+
+
+class Seen(NamedTuple):
+    """What some rows see.
+
+    Attributes:
+        positions: int64 `[rows]`, in the sequence.
+        begin: place of the first row in the cache; None for rows that are there already.
+        mask: bool `[rows, places]`.
+    """
+
+    positions: IntArray
+    begin: int | None
+    mask: BoolArray
+
+
+class SeenRows(Protocol):
+    """What the rows of one sequence see; `context` are committed."""
+
+    cache: ReferenceCache
+    context: int
+
+    def see(self, layer: int, rows: int, sees: Sight) -> Seen: ...
+
+
+class AskedRows:
+    """Rows of a model, as they are asked for."""
+
+    def __init__(self, asked: target.Rows) -> None:
+        self.cache: ReferenceCache = asked.cache
+        self.context = self.cache.length
+        self._asked, self._places = asked, row_positions(asked)
+
+    def see(self, layer: int, rows: int, sees: Sight) -> Seen:
+        return Seen(self._places, self.context, row_mask(self._asked))
+
+
 class ReferenceOps:
-    """Evaluates one forward over the rows of a sequence, as float32."""
+    """Evaluates one forward of a sequence. Rows are float32, of drafts `[slots, width]`."""
 
     def __init__(
-        self, formats: Formats, matrix: Callable[[str], Matrix], eps: float, asked: target.Rows
+        self,
+        formats: Formats | NetworkMatrices,
+        matrix: Callable[[str], Matrix],
+        eps: float,
+        sights: SeenRows,
     ) -> None:
         """Bind them; `eps` is that of all norms."""
-        self._formats, self._matrix, self._eps, self._asked = formats, matrix, eps, asked
-        self._positions = row_positions(asked)
+        self._formats, self._matrix, self._eps, self._sights = formats, matrix, eps, sights
+        self._positions: IntArray  # of the rows that attended last
 
-    def embed(self, scale: float = 1.0) -> Rows:
-        table, ids = self._matrix("embed"), np.array(self._asked.tokens)
+    def weight(self, name: str) -> Rows:
+        return self._formats.required(name)
+
+    def embed(self, tokens: IntArray, scale: float = 1.0) -> Rows:
+        table, ids = self._matrix("embed"), np.asarray(tokens)
         rows = table.numbers[ids]
         if table.scales is not None:
             minima = np.zeros_like(table.scales) if table.minima is None else table.minima
             rows = fma(rows, table.scales[ids][..., None], -minima[ids][..., None])
-        rows = rows.reshape(len(ids), -1)
+        rows = rows.reshape(*ids.shape, -1)
         return rows if scale == 1.0 else rows * np.float32(scale)
 
-    def norm(self, x: Rows, name: str, *, plus: Rows | None = None) -> Rows:
+    def embed_windows(self, tokens: IntArray) -> Rows:
+        return self.embed(tokens).reshape(len(tokens), -1)
+
+    def norm(self, x: Rows, name: str, *, plus: Rows = None) -> Rows:
         out = normed(x, self._formats.required(name), self._eps)
         return out if plus is None else plus + out
 
     def linear(
-        self,
-        x: Rows,
-        names: Sequence[str],
-        *,
-        norm: str | None = None,
-        scale: float = 1.0,
-        plus: Rows | None = None,
+        self, x: Rows, names: Names, *, norm: Name = None, scale: float = 1.0, plus: Rows = None
     ) -> Rows:
         x = x if norm is None else self.norm(x, norm)
-        parts = []
-        for name in names:
-            part, bias = product(x, self._matrix(name)), self._formats.vector(f"{name}.bias")
-            parts.append(part if bias is None else part + bias)
+        parts = [self._product(x, part) for part in self._formats.parts(names)]
         out = np.concatenate(parts, axis=-1)
         out = out if scale == 1.0 else out * np.float32(scale)
         return out if plus is None else plus + out
 
+    def _product(self, x: Rows, part: str) -> Rows:
+        out, bias = product(x, self._matrix(part)), self._formats.bias(part)
+        return out if bias is None else out + bias
+
     def gated(
-        self, x: Rows, gate: str, up: str, *, activation: Activation, norm: str | None = None
+        self, x: Rows, names: Names, *, activation: Activation = "silu", norm: Name = None
     ) -> Rows:
         x = x if norm is None else self.norm(x, norm)
-        return active(self.linear(x, [gate]), activation) * self.linear(x, [up])
+        gate, up = self._formats.parts(names, pair=True)
+        return active(self._product(x, gate), activation) * self._product(x, up)
+
+    def head(self, x: Rows, *, norm: str | None = None, scale: float = 1.0) -> Rows:
+        return self.linear(x, ["head"], norm=norm, scale=scale)
+
+    def silu(self, x: Rows) -> Rows:
+        return active(x, "silu")
+
+    def lstm_gate(self, gate: Rows, x: Rows) -> Rows:
+        return sigmoid(gate) * (sigmoid(x * np.float32(2)) * np.float32(2) - np.float32(1))
+
+    def concat(self, parts: Sequence[Rows]) -> Rows:
+        return np.concatenate(parts, axis=-1)
+
+    def split(self, x: Rows, sizes: Sequence[int]) -> list[Rows]:
+        return np.split(x, np.cumsum(sizes)[:-1], axis=-1)
+
+    def last(self, x: Rows, count: int = 1) -> Rows:
+        return x[np.maximum(np.arange(len(x) - count, len(x)), 0)]
+
+    def slots(self, x: Rows, count: int) -> Rows:
+        return x.reshape(count, -1)
 
     def route(self, x: Rows, name: str, experts: Experts) -> Rows:
         scores = self.linear(x, [name])
@@ -92,7 +180,6 @@ class ReferenceOps:
         weights: Rows,
         name: str,
         experts: Experts,
-        *,
         activation: Activation,
         plus: Rows,
     ) -> Rows:
@@ -100,39 +187,65 @@ class ReferenceOps:
         for each in range(experts.count):
             part, rows = f"{name}.{each}", np.flatnonzero(weights[:, each])
             if experts.gated:
-                names = f"{part}.gate", f"{part}.up"
-                inner = self.gated(x[rows], *names, activation=activation)
+                names = [f"{part}.gate", f"{part}.up"]
+                inner = self.gated(x[rows], names, activation=activation)
             else:
                 inner = active(self.linear(x[rows], [f"{part}.up"]), activation)
             made = self.linear(inner, [f"{part}.down"])
             out[rows] = fma(made, weights[rows, each, None], out[rows])
         return out
 
-    def attend(self, layer: int, x: Rows, heads: Heads) -> Rows:
+    def attend(self, layer: int, x: Rows, heads: Heads, sees: Sight = "context") -> Rows:
         ends = np.cumsum([heads.heads, heads.kv_heads])
         q, k, v = np.split(x.reshape(len(x), -1, heads.width), ends, axis=1)
-        q = self._turned(q, heads.rotary, heads.query_norm) * np.float32(heads.scale)
-        k = self._turned(k, heads.rotary, heads.key_norm)
-        stored = self._asked.cache.store(layer, k, v).astype(np.float32)
-        keys, values = stored.repeat(heads.heads // heads.kv_heads, axis=2)
-        return attention(q, keys, values, self._paths(heads.window)).reshape(len(x), -1)
+        if sees == "slots":
+            k, v = (each.repeat(heads.heads // heads.kv_heads, axis=1) for each in (k, v))
+            return among(q, k, v).reshape(len(x), -1)
+        seen = self._sights.see(layer, len(x), sees)
+        self._positions = seen.positions[-1:] if sees == "last" else seen.positions
+        q = self._turned(q, heads.rotary, heads.query_norm, seen.positions)
+        k = self._turned(k, heads.rotary, heads.key_norm, seen.positions)
+        if seen.begin is None:
+            stored = self._sights.cache.data[layer, :, : seen.mask.shape[1]]
+        else:
+            stored = self._sights.cache.store(layer, seen.begin, k, v)
+        out = attended(q, stored, heads, seen.mask)
+        return self.last(out) if sees == "last" else out
 
-    def _paths(self, window: int) -> IntArray:
-        seen = [np.flatnonzero(row) for row in row_mask(self._asked)]
-        longest = max(map(len, seen), default=0)
-        paths: IntArray = np.full((len(seen), -(-longest // CHUNK) * CHUNK), -1)
-        for path, own in zip(paths, seen, strict=True):
-            path[: len(own)] = own
-            if window:
-                path[: max(len(own) - window, 0)] = -1
-        return paths
+    def know_target(self, make: Callable[[Ops], tuple[Rows, Rows]], heads: Heads) -> None:
+        raise NotImplementedError("a model has no target")
 
-    def _turned(self, x: Rows, rotary: Rotary | None, norm: str | None) -> Rows:
+    def attend_target(self, queries: Rows, heads: Heads) -> Rows:
+        raise NotImplementedError("a model has no target")
+
+    def _turned(
+        self, x: Rows, rotary: Rotary | None, norm: str | None, positions: IntArray
+    ) -> Rows:
         x = x if norm is None else self.norm(x, norm)
         if rotary is None:
             return x
         half = len(rotary.frequencies)
-        angles = np.outer(self._positions, rotary.frequencies)[:, None]
+        angles = np.outer(positions, rotary.frequencies)[:, None]
         cos, sin = turns(angles, rotary.factor)
         a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def attended(
+    q: LogitArray, stored: npt.NDArray[np.floating], heads: Heads, mask: BoolArray
+) -> Rows:
+    """Attend to keys and values of a cache, `[2, places, kv_heads, width]`."""
+    keys, values = stored.astype(np.float32).repeat(heads.heads // heads.kv_heads, axis=2)
+    q = q * np.float32(heads.scale)
+    return attention(q, keys, values, _paths(mask, heads.window)).reshape(len(q), -1)
+
+
+def _paths(mask: BoolArray, window: int) -> IntArray:
+    seen = [np.flatnonzero(row) for row in mask]
+    longest = max(map(len, seen), default=0)
+    paths: IntArray = np.full((len(seen), -(-longest // CHUNK) * CHUNK), -1)
+    for path, own in zip(paths, seen, strict=True):
+        path[: len(own)] = own
+        if window:
+            path[: max(len(own) - window, 0)] = -1
+    return paths

@@ -6,11 +6,10 @@ Slow, and without the native kernels, whose logits these are to the last bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.core.target import (
     DEFAULT_OPTIONS,
@@ -26,32 +25,15 @@ from paceline.core.types import Capabilities, Described, LogitArray
 from paceline.errors import InvalidOption
 from paceline.models import families
 from paceline.models.config import ModelConfig, feature_layers
+from paceline.models.families import base
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
 from paceline.runtimes.cpu.matrices import Formats, check_precision
 from paceline.runtimes.cpu.target import check_kv_precision
 from paceline.runtimes.reference.formats import matrix
-from paceline.runtimes.reference.ops import ReferenceOps
+from paceline.runtimes.reference.ops import AskedRows, ReferenceCache, ReferenceOps
 
 _CHUNK = 128  # tokens per prefill pass: bounds memory
-
-
-@dataclass(slots=True)
-class ReferenceCache:
-    """Keys and values of one sequence, `[layers, 2, room, kv_heads, width]`; rows behind `length`
-    are those of the last forward."""
-
-    data: npt.NDArray[np.floating]
-    length: int = 0
-
-    def store(self, layer: int, keys: LogitArray, values: LogitArray) -> npt.NDArray[np.floating]:
-        """Store new rows, and return keys and values of a layer up to them."""
-        end = self.length + len(keys)
-        if end > self.data.shape[2]:
-            more = np.zeros_like(self.data, shape=(*self.data.shape[:2], end, *keys.shape[1:]))
-            self.data = np.concatenate([self.data, more], axis=2)
-        self.data[layer, :, self.length : end] = keys, values
-        return self.data[layer, :, :end]
 
 
 class ReferenceTarget(Described):
@@ -129,15 +111,18 @@ class ReferenceTarget(Described):
         return [self._run(each, layers) for each in rows]
 
     def _run(self, rows: Rows, layers: Sequence[Layer] | None = None) -> Output:
-        ops = ReferenceOps(self._formats, self._matrix, self.config.norm_eps, rows)
+        config, halves = self.config, families.halves_of(self.config)
+        ops = ReferenceOps(self._formats, self._matrix, config.norm_eps, AskedRows(rows))
         features: list[LogitArray] = []
         states: list[LogitArray] = []
         with np.errstate(all="ignore"):
-            x = families.forward(
-                ops, self.config, layers=layers, x=rows.inputs, features=features, states=states
+            x = rows.inputs
+            x = base.embed(ops, config, np.array(rows.tokens)) if x is None else x
+            x = base.forward(
+                ops, config, halves, x, layers=layers, features=features, states=states
             )
             hidden = x[rows.wanted_rows]
-            logits = families.head(ops, self.config, hidden)
+            logits = base.head(ops, config, hidden)
         return Output(
             logits,
             hidden if rows.hidden else None,

@@ -1,9 +1,9 @@
-"""`models.ops.Ops` in PyTorch, over flat token rows; a callback computes attention."""
+"""A model in PyTorch, over flat token rows; a callback computes attention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,8 +13,10 @@ from paceline.core.target import Layer
 from paceline.core.types import LogitArray
 from paceline.models import families
 from paceline.models.config import ModelConfig
-from paceline.models.ops import Activation, Experts, Heads, Rotary
+from paceline.models.families import base
+from paceline.models.ops import Heads, Sight
 from paceline.models.weights import Weights
+from paceline.networks.torch_ops import Attention, Qkv, TorchOps
 
 # `(layer, heads, queries [rows, heads, width], keys, values [rows, kv_heads, width])` to the
 # attention's output `[rows, heads, width]`.
@@ -61,9 +63,10 @@ class TorchModel:
             layers: those to run; None for all.
             states: if given, collects the rows before the final norm.
         """
-        ops = _TorchOps(self, positions, attend)
-        found: Tensor = families.forward(
-            ops, self.config, layers=layers, x=x, features=features, states=states
+        ops = TorchOps(self, self.config.norm_eps, RowAttention(positions, attend))
+        halves = families.halves_of(self.config)
+        found: Tensor = base.forward(
+            ops, self.config, halves, x, layers=layers, features=features, states=states
         )
         return found
 
@@ -71,8 +74,8 @@ class TorchModel:
         return self.tensor("embed")[ids] * self.config.embedding_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
-        ops = _TorchOps(self, hidden, lambda *_: hidden)
-        found: Tensor = families.head(ops, self.config, hidden)
+        ops = TorchOps(self, self.config.norm_eps, RowAttention(hidden, lambda *_: hidden))
+        found: Tensor = base.head(ops, self.config, hidden)
         return found
 
     def trim_head(self, ids: Tensor) -> None:
@@ -106,103 +109,14 @@ class TorchModel:
         return self._known[name] if name in self._known else self.tensor(name)
 
 
-class _TorchOps:
-    def __init__(self, model: TorchModel, positions: Tensor, attend: Attend) -> None:
-        self._model, self._positions, self._attend = model, positions, attend
-        self._turns: dict[Rotary, tuple[Tensor, Tensor]] = {}
+class RowAttention(Attention):
+    """Flat rows of a model, whose keys a callback knows."""
 
-    def embed(self, scale: float = 1.0) -> Tensor:
-        raise NotImplementedError("rows are embedded before")
+    def __init__(self, positions: Tensor, attend: Attend) -> None:
+        self._positions, self._attend = positions, attend
 
-    def norm(self, x: Tensor, name: str, *, plus: Tensor | None = None) -> Tensor:
-        # In float32 or better.
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._model.config.norm_eps)
-        out = self._model.tensor(name) * (wide * scale).to(x.dtype)
-        return out if plus is None else plus + out
+    def places(self, layer: int, x: Tensor, heads: Heads, sees: Sight) -> Tensor:
+        return self._positions
 
-    def linear(
-        self,
-        x: Tensor,
-        names: Sequence[str],
-        *,
-        norm: str | None = None,
-        scale: float = 1.0,
-        plus: Tensor | None = None,
-    ) -> Tensor:
-        x = x if norm is None else self.norm(x, norm)
-        parts = [self._model.linear(x, name) for name in names]
-        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        out = out if scale == 1.0 else out * scale
-        return out if plus is None else plus + out
-
-    def gated(
-        self, x: Tensor, gate: str, up: str, *, activation: Activation, norm: str | None = None
-    ) -> Tensor:
-        x = x if norm is None else self.norm(x, norm)
-        return self._active(self.linear(x, [gate]), activation) * self.linear(x, [up])
-
-    def _active(self, x: Tensor, activation: Activation) -> Tensor:
-        return (
-            functional.silu(x) if activation == "silu" else functional.gelu(x, approximate="tanh")
-        )
-
-    def attend(self, layer: int, x: Tensor, heads: Heads) -> Tensor:
-        sizes = heads.heads, heads.kv_heads, heads.kv_heads
-        queries, keys, values = x.reshape(-1, sum(sizes), heads.width).split_with_sizes(
-            sizes, dim=1
-        )
-        queries = queries if heads.query_norm is None else self.norm(queries, heads.query_norm)
-        keys = keys if heads.key_norm is None else self.norm(keys, heads.key_norm)
-        if heads.rotary is not None:
-            queries, keys = (self._rotate(each, heads.rotary) for each in (queries, keys))
-        return self._attend(layer, heads, queries, keys, values).flatten(-2)
-
-    def route(self, x: Tensor, name: str, experts: Experts) -> Tensor:
-        exact = torch.promote_types(x.dtype, torch.float32)
-        scores = self.linear(x, [name]).to(exact)
-        if not experts.used:
-            return self.norm(scores.relu().to(x.dtype), f"{name}_norm")
-        shares = scores.softmax(-1)
-        # Of equal ones the first, which `topk` does not guarantee.
-        order = shares.argsort(dim=-1, descending=True, stable=True)[:, : experts.used]
-        found = shares.gather(-1, order)
-        found = found / found.sum(-1, keepdim=True) if experts.sum_to_one else found
-        return torch.zeros_like(shares).scatter(-1, order, found).to(x.dtype)
-
-    def mix(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        name: str,
-        experts: Experts,
-        *,
-        activation: Activation,
-        plus: Tensor,
-    ) -> Tensor:
-        out = plus.clone()
-        for each in range(experts.count):
-            (rows,) = weights[:, each].nonzero(as_tuple=True)
-            if not len(rows) and len(x):  # of no rows all are read: it finds what is missing
-                continue
-            part, at = f"{name}.{each}", x[rows]
-            if experts.gated:
-                inner = self.gated(at, f"{part}.gate", f"{part}.up", activation=activation)
-            else:
-                inner = self._active(self.linear(at, [f"{part}.up"]), activation)
-            made = self.linear(inner, [f"{part}.down"])
-            out = out.index_add(0, rows, made * weights[rows, each, None])
-        return out
-
-    def _rotate(self, x: Tensor, rotary: Rotary) -> Tensor:
-        if rotary not in self._turns:
-            exact = torch.promote_types(x.dtype, torch.float32)
-            frequencies = torch.tensor(rotary.frequencies, dtype=torch.float64)
-            angles = self._positions.to(exact)[:, None, None] * frequencies.to(x.device, exact)
-            turns = (angles.cos() * rotary.factor, angles.sin() * rotary.factor)
-            self._turns[rotary] = turns[0].to(x.dtype), turns[1].to(x.dtype)
-        cos, sin = self._turns[rotary]
-        half = cos.shape[-1]
-        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-        turned: list[Any] = [first * cos - second * sin, second * cos + first * sin, rest]
-        return torch.cat(turned, dim=-1)
+    def attend(self, layer: int, qkv: Qkv, heads: Heads, sees: Sight) -> Tensor:
+        return self._attend(layer, heads, *qkv)

@@ -2,21 +2,190 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from paceline.core.types import IntArray, LogitArray
-from paceline.errors import RuntimeUnavailable
+from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.models.ops import Heads, Sight
+from paceline.networks.base import Network, fused_of
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
+from paceline.networks.torch_ops import Attention, NetworkTensors, Qkv, TorchOps
 from paceline.networks.weights import Trained
-from paceline.runtimes.torch.cache import TorchCache, TorchNetworkCache, reserve
+from paceline.runtimes.torch.cache import TorchCache, TorchNetworkCache, attend, reserve
 from paceline.runtimes.torch.hybrid import LONG
-from paceline.runtimes.torch.ops import Span, TorchDraftOps
+from paceline.runtimes.torch.model import TorchModel
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """New rows of one sequence.
+
+    Attributes:
+        cache: destination.
+        places: int64 `[rows]`, positions.
+        mask: bool `[rows, total - past]`, visible cache rows; the last are its own.
+        left: rows dropped from the cache: position minus cache row.
+        target: `[2, kv_heads, context rows, head_dim]`, shared keys and values of the target.
+        past: cache rows, from the first, that all rows see.
+    """
+
+    cache: TorchCache
+    places: Tensor
+    mask: Tensor
+    left: int = 0
+    target: Tensor | None = None
+    past: int = 0
+
+    @classmethod
+    def causal(
+        cls,
+        cache: TorchCache,
+        past: int,
+        rows: int,
+        reach: int,
+        left: int = 0,
+        target: Tensor | None = None,
+    ) -> Span:
+        """Build causal rows, which see the last `reach` rows; 0 for all."""
+        device = cache.data.device
+        mask = torch.ones(rows, past + rows, dtype=torch.bool, device=device).tril(past)
+        if reach:
+            mask = mask.triu(past - reach + 1)
+        places = torch.arange(past + left, past + left + rows, device=device)
+        return cls(cache, places, mask, left, target)
+
+    def end(self) -> Span:
+        """Return the last row."""
+        return replace(self, places=self.places[-1:], mask=self.mask[-1:])
+
+    def relaxed(self, slots: int) -> Span:
+        """Return the same rows, of which every `slots` see one another both ways."""
+        steps = torch.arange(len(self.places), device=self.places.device) // slots
+        mask = self.mask.clone()
+        mask[:, -len(steps) :] |= steps[:, None] == steps
+        return replace(self, mask=mask)
+
+    def behind(self, before: int, rows: int, reach: int) -> Span:
+        """Build draft rows after these and `before` others."""
+        past = self.mask.shape[1] + before
+        return Span.causal(self.cache, past, rows, reach, self.left, self.target)
+
+
+class SpanAttention(Attention):
+    """One draft, or one step of many branches.
+
+    Context rows are `[rows, width]`, draft rows `[sequences, slots, width]`.
+    """
+
+    def __init__(self, context: Sequence[Span], branches: Sequence[Span] = ()) -> None:
+        """Bind new context rows, after which chains are drafted, or draft rows of trees."""
+        self._spans = context
+        self._branches = branches
+        self._written: dict[int, int] = defaultdict(int)
+        self._latest: Sequence[Span] = ()  # of the rows that attended last
+
+    @property
+    def written(self) -> int:
+        """Draft rows of chains in the cache so far, of each sequence."""
+        return max(self._written.values(), default=0)
+
+    def last(self, x: Tensor, count: int) -> Tensor:
+        return x[self._newest_rows(count, x.device)]
+
+    def _newest_rows(self, count: int, device: torch.device) -> Tensor:
+        sizes = [len(span.places) for span in self._spans]
+        ends = zip(accumulate(sizes), sizes, strict=True)
+        back = range(count, 0, -1)
+        rows = [[max(end - size, end - each) for each in back] for end, size in ends]
+        return torch.tensor(rows, device=device)
+
+    def places(self, layer: int, x: Tensor, heads: Heads, sees: Sight) -> Tensor:
+        self._latest = self._seeing(layer, x, heads.window, sees)
+        places = torch.cat([span.places for span in self._latest])
+        return places.reshape(x.shape[:-1])
+
+    def _seeing(self, layer: int, x: Tensor, reach: int, sees: Sight) -> Sequence[Span]:
+        if sees in ("context", "last"):
+            return self._spans
+        slots = x.shape[1]
+        if sees == "again":
+            context = torch.cat([span.places for span in self._spans])
+            places = context[self._newest_rows(slots, x.device)]
+            return [
+                replace(span, places=each, mask=span.mask[-1:].expand(len(each), -1))
+                for span, each in zip(self._spans, places, strict=True)
+            ]
+        spans = self._branches
+        if not spans:
+            before = self._written[layer]
+            self._written[layer] += slots
+            spans = [span.behind(before, slots, reach) for span in self._spans]
+        return [span.relaxed(slots) for span in spans] if sees == "block" else spans
+
+    def attend(self, layer: int, qkv: Qkv, heads: Heads, sees: Sight) -> Tensor:
+        shape, sizes = qkv.queries.shape, [len(span.places) for span in self._latest]
+        # Rows that are read again are in the cache already.
+        known = sees == "again"
+        rows = (each.reshape(-1, *each.shape[-2:]).split_with_sizes(sizes) for each in qkv)
+        out = []
+        for span, q, k, v in zip(self._latest, *rows, strict=True):
+            k, v = (None, None) if known else (k, v)
+            data = span.cache.data[layer]
+            out.append(attend(data, span.mask, q, k, v, heads.scale, past=span.past))
+        if sees == "last":
+            self._latest = [span.end() for span in self._latest]
+        return torch.cat(out).reshape(shape)
+
+    def latest(self) -> Tensor:
+        return torch.cat([span.places for span in self._latest])[:, None]
+
+    def attend_target(self, queries: Tensor, heads: Heads) -> Tensor:
+        # The newest context row and draft rows see all of the context: no mask is needed.
+        out = []
+        sizes = [len(span.places) for span in self._latest]
+        q = queries.reshape(-1, *queries.shape[-2:])
+        for span, rows in zip(self._latest, q.split_with_sizes(sizes), strict=True):
+            assert span.target is not None
+            keys, values = span.target
+            assert len(span.places) == 1 or span.places.min() >= keys.shape[1] - 1
+            mixed = functional.scaled_dot_product_attention(
+                rows.transpose(0, 1)[None],
+                keys[None],
+                values[None],
+                scale=heads.scale,
+                enable_gqa=True,
+            )
+            out.append(mixed[0].transpose(0, 1))
+        return torch.cat(out).reshape(*queries.shape)
+
+
+def target_weights_for(network: Network, model: TorchModel) -> dict[str, Tensor]:
+    """Return the target weights that a network shares, by the network's own names.
+
+    Raises:
+        InvalidOption: the target has fewer layers.
+    """
+    out: dict[str, Tensor] = {}
+    if network.reads_target:  # it runs none of them: their keys and values are there
+        return out
+    for mine, theirs in network.target_weights().items():
+        parts = theirs.split(".")
+        if parts[0] == "layers" and int(parts[1]) >= model.config.layers:
+            raise InvalidOption(
+                f"network '{network.name}' runs {len(network.runs)} layers of its target, which "
+                "has fewer: use weights that were trained for this model"
+            )
+        out[mine] = torch.cat([model.tensor(each) for each in fused_of(theirs)])
+    return out
+
 
 # Context rows per prefill chunk: bounds mask and activations.
 _CHUNK = 512
@@ -64,8 +233,10 @@ class TorchRunner:
             for name, array in trained.parameters.items()
         } | dict(target_weights)
         rows = head[self._tensor(trained.draft_ids)]
-        network = trained.network
-        self._weights = (network.geometry, parameters, embedding, rows, network.reach)
+        self._weights = NetworkTensors(parameters, embedding, rows)
+
+    def _ops(self, attention: SpanAttention) -> TorchOps:
+        return TorchOps(self._weights, self._network.geometry.norm_eps, attention)
 
     @property
     def depth(self) -> int:
@@ -113,7 +284,7 @@ class TorchRunner:
     @torch.inference_mode()
     def advance(self, asked: Sequence[Asked]) -> list[Branch]:
         spans, sees = self._spans(asked) if self._network.layers else ([], [()] * len(asked))
-        ops = TorchDraftOps(*self._weights, (), spans)
+        ops = self._ops(SpanAttention((), spans))
         above = torch.stack([branch.state.value for branch, _ in asked])
         tokens = self._tensor(np.array([tokens for _, tokens in asked], dtype=np.int64))
         state = self._network.advance(ops, above, tokens, 1)
@@ -126,7 +297,7 @@ class TorchRunner:
 
     def _take_in(
         self, context_update: Sequence[ContextUpdate], steps: int
-    ) -> tuple[TorchDraftOps, Tensor]:
+    ) -> tuple[TorchOps, Tensor]:
         rest = []
         for each in context_update:
             *heads, last = each.parts(_CHUNK)
@@ -135,9 +306,7 @@ class TorchRunner:
             rest.append(last)
         return self._run(rest, steps)
 
-    def _run(
-        self, context_update: Sequence[ContextUpdate], steps: int
-    ) -> tuple[TorchDraftOps, Tensor]:
+    def _run(self, context_update: Sequence[ContextUpdate], steps: int) -> tuple[TorchOps, Tensor]:
         caches: list[TorchNetworkCache] = [each.cache for each in context_update]
         behind = [each.cache.tail.again(each) for each in context_update]
         context_update = [each for each, _ in behind]
@@ -149,7 +318,8 @@ class TorchRunner:
             reserve(cache.rows, past + rows + steps * self._network.width)
             cache.target = self._lent(each, cache.left + past + rows)
             spans.append(Span.causal(cache.rows, past, rows, reach, cache.left, cache.target))
-        ops = TorchDraftOps(*self._weights, spans)
+        attention = SpanAttention(spans)
+        ops = self._ops(attention)
         features: Tensor | None = None
         if self._network.reads_features:
             read = np.concatenate([each.features for each in context_update])
@@ -164,7 +334,7 @@ class TorchRunner:
         for cache, (each, again) in zip(caches, behind, strict=True):
             cache.rows.length += len(each.tokens) - again
             cache.tail.extend(each)
-            cache.drafted = ops.written
+            cache.drafted = attention.written
         return ops, state
 
     def _lent(self, context_update: ContextUpdate, rows: int) -> Tensor | None:
@@ -208,7 +378,7 @@ class TorchRunner:
 
     def _branches(
         self,
-        ops: TorchDraftOps,
+        ops: TorchOps,
         state: Tensor,
         sees: Sequence[tuple[int, ...]],
         places: Sequence[tuple[TorchNetworkCache, Branch | None, Sequence[int]]],

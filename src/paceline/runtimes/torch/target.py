@@ -31,8 +31,7 @@ from paceline.networks.weights import Trained
 from paceline.runtimes.torch.cache import TorchCache, attend, reserve
 from paceline.runtimes.torch.hybrid import LONG
 from paceline.runtimes.torch.model import Attend, TorchModel
-from paceline.runtimes.torch.ops import target_weights_for
-from paceline.runtimes.torch.runner import TorchRunner
+from paceline.runtimes.torch.runner import TorchRunner, target_weights_for
 
 # Dtype of weights, activations and cache by precision.
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}

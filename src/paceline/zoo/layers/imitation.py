@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from paceline.core.types import LogitArray
+from paceline.models.ops import Ops, Rows, Sight
 from paceline.networks.base import Geometry, Shapes
-from paceline.networks.blocks import before, decoder_layer, layer_shapes, stack
+from paceline.networks.blocks import before, decoder_layer, layer_names, layer_shapes, stack
 from paceline.networks.kangaroo import Kangaroo
-from paceline.networks.ops import Ops, Rows, Sight
 from paceline.zoo.layers.double_exit import AdapterCache, DoubleExit, normed
 
 
@@ -45,8 +45,10 @@ class Imitation(Kangaroo):
         return ops.norm(state, "norm")
 
     def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
-        x = stack(ops, "target", self.exit, ops.embed(tokens), before(sees))
-        return decoder_layer(ops, "adapter", x, sees, self.exit, norm="adapter.norm")
+        x = stack(ops, "target", self.heads, self.exit, ops.embed(tokens), before(sees))
+        return decoder_layer(
+            ops, layer_names("adapter", "adapter.norm"), self.heads, x, sees, self.exit
+        )
 
 
 class Imitator(AdapterCache):

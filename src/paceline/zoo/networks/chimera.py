@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.models.ops import Ops, Rows
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import decoder_layer, last_hidden, layer_shapes
-from paceline.networks.ops import Ops, Rows
+from paceline.networks.blocks import decoder_layer, last_hidden, layer_names, layer_shapes
 
 
 class Chimera(Network):
@@ -50,14 +50,15 @@ class Chimera(Network):
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         hidden = last_hidden(ops, self.geometry, features)
         read = hidden * ops.weight("hidden_scale")
-        ops.attend(0, ops.linear(read, "layer.qkv", norm="layer_norm"), "last")  # fills the cache
+        qkv = ops.linear(read, ["layer.qkv"], norm="layer_norm")
+        ops.attend(0, qkv, self.heads, "last")  # fills the cache
         return self._draft(ops, ops.last(hidden), ops.last(ops.embed_windows(tokens)))
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         foretold, hidden, _ = self._parts(ops, state)
         both = ops.norm(ops.concat([foretold, hidden]), "both.norm")
-        both = both + ops.silu(ops.linear(both, "both.residual"))
-        return ops.head(ops.linear(both, "both.out.residual", plus=foretold))
+        both = both + ops.silu(ops.linear(both, ["both.residual"]))
+        return ops.head(ops.linear(both, ["both.out.residual"], plus=foretold))
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
         _, hidden, before = self._parts(ops, state)
@@ -69,9 +70,9 @@ class Chimera(Network):
     def _draft(self, ops: Ops, hidden: Rows, embeddings: Rows) -> Rows:
         width = self.geometry.width
         grams = ops.norm(embeddings, "trigram.norm")
-        grams = grams + ops.silu(ops.linear(grams, "trigram.residual"))
-        x = ops.linear(grams, "trigram.out")
-        x = decoder_layer(ops, "layer", x, "draft", norm="layer_norm")
+        grams = grams + ops.silu(ops.linear(grams, ["trigram.residual"]))
+        x = ops.linear(grams, ["trigram.out"])
+        x = decoder_layer(ops, layer_names("layer", "layer_norm"), self.heads, x, "draft")
         newest = ops.split(embeddings, (width, 2 * width))[1]
         return ops.concat([ops.norm(x, "norm"), hidden, newest])
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.models.families.base import add_feed_forward
+from paceline.models.ops import Ops, Rows
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import (
     decoder_layer,
-    feed_forward,
     feed_forward_shapes,
     last_hidden,
+    layer_names,
     layer_shapes,
 )
-from paceline.networks.ops import Ops, Rows
 
 
 class Clover(Network):
@@ -54,7 +55,7 @@ class Clover(Network):
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         hidden = last_hidden(ops, self.geometry, features) * ops.weight("hidden_scale")
-        x = decoder_layer(ops, "augment", hidden, "last", norm="augment.norm")
+        x = decoder_layer(ops, layer_names("augment", "augment.norm"), self.heads, hidden, "last")
         return self._decode(ops, x, ops.last(ops.embed(tokens)))
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
@@ -65,12 +66,13 @@ class Clover(Network):
 
     def _decode(self, ops: Ops, state: Rows, embeddings: Rows) -> Rows:
         asking = ops.norm(embeddings, "embed_norm")
-        memory = ops.linear(state, "decoder.kv", norm="memory_norm")
+        memory = ops.linear(state, ["decoder.kv"], norm="memory_norm")
         # The augmenting block's cache holds the context; states join it as draft rows.
-        answer = ops.attend(0, ops.concat([ops.linear(asking, "decoder.q"), memory]), "draft")
-        x = ops.linear(answer, "decoder.o.residual", plus=state)
-        x = ops.linear(asking, "decoder.token.residual", plus=x)
-        return feed_forward(ops, "decoder", x)
+        qkv = ops.concat([ops.linear(asking, ["decoder.q"]), memory])
+        answer = ops.attend(0, qkv, self.heads, "draft")
+        x = ops.linear(answer, ["decoder.o.residual"], plus=state)
+        x = ops.linear(asking, ["decoder.token.residual"], plus=x)
+        return add_feed_forward(ops, layer_names("decoder"), x)
 
 
 class CloverDrafter(TrainedDrafter):

@@ -26,9 +26,9 @@ from paceline.core.options import require
 from paceline.core.types import ROOT, Budget, LogitArray, ProbArray, TokenTree
 from paceline.drafters.network.build import LoadedNetwork
 from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.models.ops import Ops, Rows
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import slot_shapes, slots_behind
-from paceline.networks.ops import Ops, Rows
 from paceline.sampling.sequence import Sequence
 
 
@@ -69,11 +69,11 @@ class CTC(Network):
         return {**shapes, "blank": (1, self.geometry.width)}
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        return slots_behind(ops, features, tokens, "slots")
+        return slots_behind(ops, self.heads, features, tokens, "slots")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         head = ops.head(state, norm="norm")
-        return ops.concat([head, ops.linear(state, "blank", norm="norm")])
+        return ops.concat([head, ops.linear(state, ["blank"], norm="norm")])
 
     def own_loss(self, logits: Any, batch: Any, places: Any, prompt_weight: float) -> Any:
         return ctc_loss(logits, batch, places, self.tokens, prompt_weight)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.models.ops import Ops, Rows, Sight
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import decoder_layer, last_hidden, layer_shapes, lstm
-from paceline.networks.ops import Ops, Rows, Sight
+from paceline.networks.blocks import decoder_layer, last_hidden, layer_names, layer_shapes, lstm
 
 
 class Falcon(Network):
@@ -56,7 +56,7 @@ class Falcon(Network):
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         x = self._fuse(ops, last_hidden(ops, self.geometry, features), tokens)
         # Keys and values of the context, of which the newest rows ask once more, as a block.
-        ops.attend(0, ops.linear(x, "layer.qkv", norm="layer_norm"), "last")
+        ops.attend(0, ops.linear(x, ["layer.qkv"], norm="layer_norm"), self.heads, "last")
         return self._layer(ops, ops.last(x, self.width), "again")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
@@ -80,7 +80,9 @@ class Falcon(Network):
         return lstm(ops, "lstm.1", lstm(ops, "lstm.0", read, width), width)
 
     def _layer(self, ops: Ops, x: Rows, sees: Sight) -> Rows:
-        return ops.norm(decoder_layer(ops, "layer", x, sees, norm="layer_norm"), "norm")
+        return ops.norm(
+            decoder_layer(ops, layer_names("layer", "layer_norm"), self.heads, x, sees), "norm"
+        )
 
 
 class FalconDrafter(TrainedDrafter):

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from paceline.core.options import require
 from paceline.models.config import feature_layers
+from paceline.models.ops import Ops, Rows, Sight
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import attention, decoder_layer
-from paceline.networks.ops import Ops, Rows, Sight
+from paceline.networks.blocks import decoder_layer, layer_names
 
 
 class HiddenTransfer(Network):
@@ -57,7 +57,9 @@ class HiddenTransfer(Network):
         # One after the other: rows that enter further up are not there further down.
         pseudo = []
         for each, first in enumerate(self.enters):
-            moved = ops.linear(texts[first] * ops.weight("high_scale"), f"transfer.{each}.residual")
+            moved = ops.linear(
+                texts[first] * ops.weight("high_scale"), [f"transfer.{each}.residual"]
+            )
             x = texts[first] + moved * ops.weight("high_spread")
             for layer in range(first, self.above):
                 x = self.layer(ops, layer, x, "draft")
@@ -72,12 +74,15 @@ class HiddenTransfer(Network):
         for layer in range(last):
             x = self.layer(ops, layer, x, "context")
             found.append(ops.last(x))
-        attention(ops, f"target.{last}", x, "last", last, norm=f"target.{last}.norm")  # its keys
+        name = f"target.{last}"
+        qkv = ops.linear(x, [f"{name}.qkv"], norm=f"{name}.norm")
+        ops.attend(last, qkv, self.heads, "last")  # its keys
         return found
 
     def layer(self, ops: Ops, layer: int, x: Rows, sees: Sight) -> Rows:
         """Return what leaves one of the last layers."""
-        return decoder_layer(ops, f"target.{layer}", x, sees, layer, norm=f"target.{layer}.norm")
+        names = layer_names(f"target.{layer}", f"target.{layer}.norm")
+        return decoder_layer(ops, names, self.heads, x, sees, layer)
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state, norm="norm")

@@ -10,16 +10,18 @@ positions are relative.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from paceline.core.options import require
 from paceline.core.types import Needs
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import feature_layers
+from paceline.models.families.base import add_attention, add_feed_forward
+from paceline.models.ops import Ops, Rows, Sight
 from paceline.networks.base import Geometry, Shapes
-from paceline.networks.blocks import attention, feed_forward, stack
+from paceline.networks.blocks import layer_names, stack
 from paceline.networks.eagle3 import Eagle3
-from paceline.networks.ops import Ops, Rows, Sight
 
 
 class LongSpec(Eagle3):
@@ -78,23 +80,23 @@ class LongSpec(Eagle3):
         def make(ops: Ops) -> tuple[Rows, Rows]:
             last = self.above - 1
             high = ops.split(features, (2 * shape.width, shape.width, shape.width))[1]
-            x = stack(ops, "target", last, high, "context")
-            rows = ops.linear(x, f"target.{last}.qkv", norm=f"target.{last}.norm")
+            x = stack(ops, "target", replace(self.heads, window=0), last, high, "context")
+            rows = ops.linear(x, [f"target.{last}.qkv"], norm=f"target.{last}.norm")
             wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
             _, keys, values = ops.split(rows, (wide, narrow, narrow))
             return keys, values
 
         if self.reads_target:
-            ops.know_target(make)
+            ops.know_target(make, self.heads)
         return super().start(ops, features, tokens)
 
     def _decode(self, ops: Ops, x: Rows, read: Rows, sees: Sight) -> Rows:
         if not self.reads_target:
             return super()._decode(ops, x, read, sees)
-        x = attention(ops, "layer", x, sees, read=read)
-        asking = ops.linear(x, "cross.q", norm="cross.norm")
-        x = ops.linear(ops.attend_target(asking), "cross.o.residual", plus=x)
-        return feed_forward(ops, "layer", x)
+        x = add_attention(ops, layer_names("layer"), self.heads, x, sees, read=read)
+        asking = ops.linear(x, ["cross.q"], norm="cross.norm")
+        x = ops.linear(ops.attend_target(asking, self.heads), ["cross.o.residual"], plus=x)
+        return add_feed_forward(ops, layer_names("layer"), x)
 
 
 class LongSpecDrafter(TrainedDrafter):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from paceline.models.ops import Ops, Rows, Sight
 from paceline.networks.base import Geometry
-from paceline.networks.blocks import before, decoder_layer
+from paceline.networks.blocks import before, decoder_layer, layer_names
 from paceline.networks.draft_lm import DraftLM
-from paceline.networks.ops import Ops, Rows, Sight
 
 
 class S2D(DraftLM):
@@ -38,7 +38,7 @@ class S2D(DraftLM):
         for layer in range(self.layers):
             name, deepest = f"layer.{layer}", layer + 1 == self.layers
             here = sees if deepest else before(sees)
-            x = decoder_layer(ops, name, x, here, layer, norm=f"{name}.norm")
+            x = decoder_layer(ops, layer_names(name, f"{name}.norm"), self.heads, x, here, layer)
             parts.append(x)
         if sees == "last":
             parts[:-1] = map(ops.last, parts[:-1])

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.models.ops import Ops, Rows
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import decoder_layer, layer_shapes
-from paceline.networks.ops import Ops, Rows
+from paceline.networks.blocks import decoder_layer, layer_names, layer_shapes
 
 _HOOKS = 4
 
@@ -54,13 +54,13 @@ class SpecFormer(Network):
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         hooks = ops.split(features * ops.weight("scale"), (self.geometry.width,) * _HOOKS)
         lowered = [
-            ops.linear(hook, f"hook.{index}.down", norm=f"hook.{index}.norm")
+            ops.linear(hook, [f"hook.{index}.down"], norm=f"hook.{index}.norm")
             for index, hook in enumerate(hooks)
         ]
-        x = ops.linear(ops.concat(lowered), "fuse")
-        x = decoder_layer(ops, "context", x, "last", norm="context_norm")
-        x = ops.slots(ops.linear(x, "spread"), self.width)
-        return decoder_layer(ops, "block", x, "slots", norm="slots_norm")
+        x = ops.linear(ops.concat(lowered), ["fuse"])
+        x = decoder_layer(ops, layer_names("context", "context_norm"), self.heads, x, "last")
+        x = ops.slots(ops.linear(x, ["spread"]), self.width)
+        return decoder_layer(ops, layer_names("block", "slots_norm"), self.heads, x, "slots")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state, norm="norm")

@@ -2,31 +2,237 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from paceline.core.types import LogitArray
+from paceline.core.types import IntArray, LogitArray
 from paceline.errors import RuntimeUnavailable
-from paceline.models.config import rotary_frequencies
-from paceline.native.draft_program import noise_records
-from paceline.native.packed import Packed, rotary_table
+from paceline.native.library import CHeads
+from paceline.native.packed import Packed
+from paceline.native.program import PICKED, ChainNoise, Program, noise_records
+from paceline.networks.base import Network
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.weights import Trained
-from paceline.runtimes.cpu.matrices import Matrices
-from paceline.runtimes.cpu.networks.ops import NetworkCache, last_rows, pool_for
-from paceline.runtimes.cpu.networks.programs import (
-    ChainProgram,
-    Input,
-    OpsArguments,
-    StepProgram,
-    bits,
-)
-from paceline.runtimes.cpu.networks.weights import NetworkWeights
-from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
+from paceline.runtimes.cpu.matrices import Matrices, NetworkMatrices
+from paceline.runtimes.cpu.ops import BranchSights, CpuOps, Sights, Tokens, last_rows
+from paceline.runtimes.kv_cache import BLOCK, CHUNK, BlockPool, PagedCache
+
+
+class NetworkParts(NamedTuple):
+    """What the programs of a network share; positions are below `longest`.
+
+    `packed` keeps what programs read, `pool` the network's keys and values; `lent` are those of
+    the target, if the network may read them.
+    """
+
+    network: Network
+    matrices: NetworkMatrices
+    packed: Packed
+    pool: BlockPool
+    longest: int
+    lent: BlockPool | None = None
+
+    def ops(self, sights: Sights, previewed: bool = False) -> CpuOps:
+        """Start a program; `previewed` uses the head preview, if there is one."""
+        shape = self.network.geometry
+        heads = CHeads(shape.heads, shape.kv_heads, shape.head_dim)
+        return CpuOps(
+            Program(self.packed, heads, self.longest),
+            self.matrices,
+            self.pool,
+            shape.norm_eps,
+            sights=sights,
+            lent=self.lent,
+            previewed=previewed,
+        )
+
+
+# Source of an input.
+Input = Sequence[int] | npt.NDArray[np.int32]
+
+
+class ChainProgram:
+    """Program that prefills context rows, then drafts chains.
+
+    Inputs (int32): `features` float32 `[rows, 4 * width]`, if the network reads them, and `tokens
+    [rows, window]` of the new context rows, `last_rows(n) [s, n]`; where the network attends,
+    `sequences [s, 4]` and `tables` as in `paceline_runs`; where it reads the target, those of
+    `Program.attend_lent`; `noise [s, tokens, 6]` of `noise_records`; `least` float32 `[s]`, as
+    `ContextUpdate.least`, where a step drafts one token.
+    """
+
+    def __init__(self, parts: NetworkParts, ids: IntArray, *, previewed: bool = False) -> None:
+        """Build the program; `ids` is int64 `[draft vocabulary]`."""
+        network, sights = parts.network, Sights(parts.network.layers)
+        ops = self._ops = parts.ops(sights, previewed)
+        width, slots = network.geometry.width, network.width
+        features = ops.loaded("features", 0, 4 * width) if network.reads_features else None
+        state = network.start(ops, features, Tokens("tokens", window=max(network.window, 1)))
+        # Operations until context rows are in the caches.
+        self.taken_in = ops.taken_in
+        # Rows that the first step writes after the context of each sequence.
+        self.behind = max(sights.drafted, default=0)
+        self._state = state.columns()
+        # Rows of a state.
+        self.slots = state.slots
+        self.width = state.width
+        named = [*ids, *([-1] if network.blank else [])]
+        self._picked = ops.program.buffer(ops.count(slots), PICKED * network.steps)
+        # Most tokens of a chain, and noise records per sequence.
+        self.tokens = network.steps * slots
+        # Operations until so many steps, less one, have been drafted.
+        self.ends: list[int] = []
+        for step in range(network.steps):
+            if step:
+                picked = self._picked.part(PICKED * (step - 1), 1)
+                state = network.advance(ops, state, Tokens(picked, slots), step)
+            logits = network.logits(ops, state, step).columns()
+            if not step:
+                # The first step's logits, and operations until they are there.
+                self._logits, self.started = logits, ops.operations
+            drawn = ChainNoise("noise", self.tokens, step * slots, slots)
+            ops.program.pick(
+                logits,
+                np.array(named),
+                self._picked.part(PICKED * step, PICKED),
+                None if network.blank else drawn,  # which has no id, and so no noise
+            )
+            self.ends.append(ops.operations)
+            if slots == 1 and step + 1 < network.steps:
+                ops.program.leave(self._picked, step + 1, "least")
+        self._network = network
+
+    def run(
+        self, rows: int, sequences: int, inputs: Mapping[str, Input], threads: int, until: int
+    ) -> int:
+        """Run the first `until` operations, fewer if no drafted token is likely to be accepted.
+
+        Returns:
+            The steps that were drafted.
+
+        Raises:
+            OutOfMemory: no memory for so many rows.
+        """
+        program = self._ops.program
+        program.run(self._ops.counts(sequences, rows), inputs, threads, operations=until)
+        return bisect_right(self.ends, program.ran)
+
+    def drafted(self, sequences: int, steps: int) -> tuple[IntArray, LogitArray]:
+        """Return ids and probabilities of argmax and runner-up, `[sequences, steps * width, 2]`."""
+        slots = self._network.width
+        found = self._ops.program.read(self._picked, sequences * slots)[:, : PICKED * steps]
+        if slots > 1:
+            steps_first = found.reshape(sequences, slots, steps, PICKED).swapaxes(1, 2)
+            found = np.ascontiguousarray(steps_first)
+        found = found.reshape(sequences, -1, PICKED)
+        return found[..., 0::2].view(np.int32), found[..., 1::2]
+
+    def root(self, sequences: int) -> tuple[LogitArray, LogitArray]:
+        """Copy the first step's states `[sequences, slots, ...]` and logits."""
+        state = self._ops.program.read(self._state, sequences * self.slots)
+        logits = self._ops.program.read(self._logits, sequences * self._network.width)
+        return _by_sequence(state, sequences), _by_sequence(logits, sequences)
+
+
+class StepProgram:
+    """Program of one step of branches: next states and logits from states and tokens.
+
+    Inputs: `above` float32, parent states, and `tokens` int32 `[branches, width]`; where a step
+    attends, `rows`, `tables` and `singles` as for `Program.paths`; where it reads the target, those
+    of `Program.attend_lent`.
+    """
+
+    def __init__(self, parts: NetworkParts, chains: ChainProgram) -> None:
+        """Build the program; `chains` gives the states."""
+        network, sights = parts.network, BranchSights(parts.network.layers)
+        ops = self._ops = parts.ops(sights)
+        self._slots = network.width
+        above = ops.loaded("above", chains.slots, chains.width)
+        state = network.advance(ops, above, Tokens("tokens", self._slots), 1)
+        self._state = state.columns()
+        self._rows = state.slots
+        self._logits = network.logits(ops, state, 1).columns()
+        # Whether rows of a step see one another both ways.
+        self.blocks = sights.blocks
+
+    def run(
+        self, branches: int, inputs: Mapping[str, Input], threads: int
+    ) -> tuple[LogitArray, LogitArray]:
+        """Return copies of states and logits, `[branches, slots, ...]`."""
+        program = self._ops.program
+        program.run(self._ops.counts(branches), inputs, threads)
+        state = program.read(self._state, branches * self._rows)
+        logits = program.read(self._logits, branches * self._slots)
+        return _by_sequence(state, branches), _by_sequence(logits, branches)
+
+
+def _by_sequence(rows: LogitArray, sequences: int) -> LogitArray:
+    return rows.copy().reshape(sequences, -1, rows.shape[1])
+
+
+def bits(numbers: LogitArray) -> Input:
+    """View float32 as int32."""
+    flat = np.ascontiguousarray(numbers, dtype=np.float32).reshape(-1)
+    return flat.view(np.int32)
+
 
 Asked = tuple[Branch, Sequence[int]]
+
+
+def pool_for(network: Network, tokens: int, precision: str) -> BlockPool:
+    """Reserve keys and values for `tokens` of all sequences; fp32 only if matrices are.
+
+    Raises:
+        MemoryError: there is no memory for them.
+    """
+    shape = network.geometry
+    return BlockPool(
+        max(network.layers, 1),
+        shape.kv_heads,
+        shape.head_dim,
+        tokens // BLOCK,
+        keep=0,
+        dtype=np.float32 if precision == "fp32" else np.float16,
+    )
+
+
+@dataclass(eq=False, slots=True)
+class NetworkCache:
+    """Context rows of one sequence.
+
+    Attributes:
+        paged: keys and values of the network's layers.
+        tail: last context tokens.
+        branched: rows of branches stored after the context until the next draft.
+        left: rows that a window has left, in front of those in `paged`.
+        lent: blocks of the target that hold the context, where the network reads them.
+    """
+
+    paged: PagedCache
+    tail: Tail
+    branched: int = 0
+    left: int = 0
+    lent: Sequence[int] = ()
+
+    def slide(self, reach: int) -> None:
+        """Release the blocks in front of a window of `reach` rows; 0 keeps all.
+
+        Sums over keys are cut by `CHUNK`: whole ones go, so that no bit changes.
+        """
+        gone = max(0, self.paged.length - reach + 1) // CHUNK * CHUNK if reach else 0
+        self.paged.drop_first(gone // BLOCK)
+        self.left += gone
+
+    def prune(self) -> None:
+        """Drop all branches and release their blocks."""
+        if self.branched:
+            self.paged.truncate(self.paged.length)
+            self.branched = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +251,8 @@ class State:
 class Branches:
     """Batched steps of branches."""
 
-    def __init__(self, parts: OpsArguments, chains: ChainProgram, threads: int) -> None:
-        network = parts[0]
+    def __init__(self, parts: NetworkParts, chains: ChainProgram, threads: int) -> None:
+        network = parts.network
         self._steps = StepProgram(parts, chains)
         self._threads = threads
         self._width = network.width
@@ -145,13 +351,10 @@ class CpuRunner:
         self._network = network
         self._pool = pool_for(network, kv_tokens, precision)
         packed = Packed()
-        weights = NetworkWeights(trained, target, precision, packed)
-        shape = network.geometry
-        angles = rotary_table(
-            rotary_frequencies(shape.rope_base, shape.head_dim), max_context + network.depth + 1
-        )
+        matrices = NetworkMatrices(trained, target, precision, packed)
+        longest = max_context + network.depth + 1
         ids = trained.draft_ids
-        self._parts: OpsArguments = (network, weights, packed, self._pool, angles, lent)
+        self._parts = NetworkParts(network, matrices, packed, self._pool, longest, lent)
         self._chains = ChainProgram(self._parts, ids, previewed=True)
         # Roots of trees need exact logits of the whole head.
         self._roots = None if trained.head_preview is not None else self._chains
