@@ -68,6 +68,15 @@ def test_cache_operations(target: TransformersTarget) -> None:
     contract.check_long_prefill(target, TOLERANCE)
 
 
+def test_layers_and_blocks_are_refused(target: TransformersTarget) -> None:
+    cache, sees = target.open(), np.tri(2, dtype=np.bool_)
+    block = Rows.block(cache, [1, 2], np.arange(2), sees)
+    given = Rows.draft(cache, [1], inputs=np.zeros((1, 8), np.float32))
+    for rows, layers in ((block, None), (given, None), (Rows.draft(cache, [1]), [0])):
+        with pytest.raises(InvalidOption, match="no layers or blocks: use cpu or torch"):
+            target.forward([rows], layers)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_torch_agrees_with_transformers(family: Any, tmp_path: Path) -> None:
     theirs = load(tmp_path, family)

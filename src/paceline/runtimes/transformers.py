@@ -34,7 +34,7 @@ from paceline.core.target import (
     row_positions,
 )
 from paceline.core.types import BoolArray, Capabilities, IntArray
-from paceline.errors import ModelError, RuntimeUnavailable
+from paceline.errors import InvalidOption, ModelError, RuntimeUnavailable
 from paceline.models.config import ModelConfig, inverse_frequencies
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights, canonical_name
@@ -337,6 +337,13 @@ class TransformersTarget:
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Rows], layers: Sequence[Layer] | None = None) -> list[Output]:
+        if layers is not None or any(
+            each.sees is not None or each.inputs is not None for each in rows
+        ):
+            raise InvalidOption(
+                "runtime 'transformers' runs whole models over tokens alone, no layers or blocks: "
+                "use cpu or torch"
+            )
         lanes = [_lanes(each, self.shape) for each in rows]
         logits: dict[int, Tensor] = {}
         hidden: dict[int, Tensor] = {}
