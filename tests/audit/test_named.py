@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from tests.cli import fakes
 
-from paceline.audit import named as engine_factory
 from paceline.audit import named as peers
 from paceline.audit.checks import AuditExtent
 from paceline.audit.engine import SeededRequest
@@ -38,7 +37,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
         seen.append(Options(model=model, **options))
         return fakes.loaded()
 
-    monkeypatch.setattr(engine_factory, "load_model", load_model)
+    monkeypatch.setattr(peers, "load_model", load_model)
     return seen
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.cli import fakes
 from tests.cli.conftest import Command, press_in_step
 
-from paceline.audit import named as engine_factory
+from paceline.audit import named
 from paceline.registry import loading
 from paceline.registry.options import Options
 
@@ -52,7 +52,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def install(whole: bool) -> None:
         made = load_model if not whole else lambda *_, **__: fakes.loaded()
         monkeypatch.setattr(loading, "load_model", made)
-        monkeypatch.setattr(engine_factory, "load_model", made)
+        monkeypatch.setattr(named, "load_model", made)
 
     install(whole=False)
     return install
