@@ -52,7 +52,7 @@ class LastBigram(Drafter):
 
 
 if __name__ == "__main__":
-    engine = paceline.load(nodes=3)  # a draft size, and any drafter to be replaced
+    engine = paceline.load(nodes=3)  # a fixed draft size; the drafter is replaced below
     engine.loop.drafter = LastBigram()
     answer = engine.generate("Say the days of the week, then say them again.", max_new_tokens=60)
     print(answer.text, f"\n{answer.stats.block_efficiency:.2f} tokens per forward")

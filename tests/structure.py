@@ -22,7 +22,7 @@ FOLDERS: tuple[tuple[str, str], ...] = (
     ("native", "C++ kernels, how they are compiled, and programs over them"),
     ("sampling", "logits to distributions, keyed randomness, Gumbel noise, a sequence"),
     ("models", "config, weights, tokenizers and files of models"),
-    ("networks", "trained drafter networks, and the operations that they are written in"),
+    ("networks", "trained drafter networks, and the operations of all models in PyTorch"),
     ("policy", "how much to draft: costs, acceptance estimates, the draft gate, controllers"),
     ("verifiers", "lossless rules that check a draft"),
     ("trees", "the one place where trees of drafts are built"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
 from tests import names, structure
-from tests.structure import MODULES, Import, folder, imports_of, inner, layer
+from tests.structure import MODULES, ROOT, TOP, Import, folder, imports_of, inner, layer
 
 IMPORTS = [each for module in MODULES for each in imports_of(module)]
 
@@ -107,6 +108,17 @@ def test_an_unpacked_literal_is_seen() -> None:
 def test_a_class_name_stands_once() -> None:
     assert structure.namesakes().keys() == structure.TWICE.keys()
     assert len(structure.TWICE) <= 15
+
+
+def test_files_that_kernels_name_are_there() -> None:
+    named = [
+        (path.name, each)
+        for path in sorted((ROOT / "native").rglob("*.[ch]pp"))
+        for each in re.findall(r"`([\w/]+\.py)`", path.read_text())
+    ]
+    assert len(named) > 5
+    tops = ROOT, TOP
+    assert [each for each in named if not any((top / each[1]).exists() for top in tops)] == []
 
 
 def test_names_in_backticks_stand_for_something() -> None:

@@ -29,7 +29,9 @@ def data(
     ] = None,
     *,
     out: Annotated[Path, typer.Option(help="Folder for the shards; resumes.")] = Path("data"),
-    texts: Annotated[int, typer.Option(help="How many texts; later runs may ask for more.")] = 1024,
+    texts: Annotated[
+        int, typer.Option(help="How many, in shards of 256; later runs may add.")
+    ] = 1024,
     new_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.")] = 256,
     self_written: Annotated[
         float, typer.Option(help="Share of texts whose user turn the model writes, too.")

@@ -244,19 +244,22 @@ class Excess:
     def of(cls, p: Distribution, q: Distribution) -> Excess:
         mine, theirs = p.probs, q.at(p.ids)
         mine, theirs = mine[mine > 0], theirs[mine > 0]
-        ratios = quotient(theirs, mine)
-        order = np.argsort(ratios)
-        zero = np.zeros(1)
-        return cls(
-            ratios[order],
-            np.concatenate([zero, np.cumsum(mine[order])]),
-            np.concatenate([zero, np.cumsum(theirs[order])]),
-        )
+        return cls(*_ascending(quotient(theirs, mine), mine, theirs))
 
     def mass(self, scales: ProbArray) -> ProbArray:
         with np.errstate(divide="ignore"):
             count = np.searchsorted(self.ratios, 1.0 / scales)
         return np.maximum(self.p[count] - scales * self.q[count], 0.0)
+
+
+def _ascending(
+    ratios: ProbArray, p: ProbArray, q: ProbArray
+) -> tuple[ProbArray, ProbArray, ProbArray]:
+    """Return ratios in order, and running sums of `p` and `q` in that order, `[k + 1]`."""
+    order = np.argsort(ratios)
+    zero = np.zeros(1)
+    sums = [np.concatenate([zero, np.cumsum(each[order])]) for each in (p, q)]
+    return ratios[order], sums[0], sums[1]
 
 
 def quotient(first: ProbArray, second: ProbArray) -> ProbArray:
@@ -327,14 +330,7 @@ class _Pool:
 
     @classmethod
     def of(cls, p: ProbArray, q: ProbArray) -> _Pool:
-        ratios = quotient(p, q)
-        order = np.argsort(ratios)
-        zero = np.zeros(1)
-        return cls(
-            ratios[order],
-            np.concatenate([zero, np.cumsum(p[order])]),
-            np.concatenate([zero, np.cumsum(q[order])]),
-        )
+        return cls(*_ascending(quotient(p, q), p, q))
 
     def rejected(
         self, scales: ProbArray, onward: ProbArray, left: ProbArray, rest: ProbArray

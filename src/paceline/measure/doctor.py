@@ -360,7 +360,7 @@ _SHORTEST = 10
 
 
 def noise_floor(target: Target, tokens: Sequence[int]) -> dict[str, float]:
-    """Return the largest |logit difference| of a pass to one-token decoding, by kind of draft.
+    """Return the largest |logit difference| of a forward to one-token decoding, by kind of draft.
 
     Zero means that drafts cannot change a bit of the output. `tokens` is an ordinary text, repeated
     to the length needed. Kinds are "chain", and "tree" where target and context take one.

@@ -57,7 +57,7 @@ class Qkv(NamedTuple):
 
 
 class Attention(ABC):
-    """How the rows of one pass attend."""
+    """How the rows of one forward attend."""
 
     @abstractmethod
     def places(self, layer: int, x: Tensor, heads: Heads, sees: Sight) -> Tensor:
@@ -81,7 +81,7 @@ class Attention(ABC):
 
 
 class TorchOps:
-    """Evaluates one pass; used once. Implements `models.ops.Ops`."""
+    """Evaluates one forward; used once. Implements `models.ops.Ops`."""
 
     def __init__(self, weights: Tensors, eps: float, attention: Attention) -> None:
         """Bind them; `eps` is that of all norms."""

@@ -1,8 +1,8 @@
 """Transformers runtime: ragged batches of trees on any causal model of that library.
 
-A sequence is a row of padded key-value buffers, its keys from slot 0 on and those of a pass right
-behind them, so that nothing is realigned when sequences accept different numbers of tokens. What a
-row sees goes into the model's own masks, by the positions of tokens in their own sequence.
+A sequence is a row of padded key-value buffers, its keys from slot 0 on and those of a forward
+right behind them, so that nothing is realigned when sequences accept different numbers of tokens.
+What a row sees goes into the model's own masks, by the positions of tokens in their own sequence.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class _Lane:
     positions: IntArray
     seen: BoolArray
     first: int
-    nodes: tuple[int, ...] | None = None  # the path, if it is one of several of a pass
+    nodes: tuple[int, ...] | None = None  # the path, if it is one of several of a draft
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ _DECAY = 0.8
 
 
 class OnlineLearner:
-    """Update a network's parameters from examples; a `drafters.online.Learner`.
+    """Update a network's parameters from examples; a `drafters.network.online.Learner`.
 
     Args: `rate` is the constant learning rate of matrices, `loss` as for `losses.find_loss`.
 

@@ -20,6 +20,9 @@ Tokens = Annotated[int, "Tokens to train on, repeats counted.", at_least(1)]
 LossName = Annotated[str, "cross-entropy, forward-kl, reverse-kl, jsd, tvd or tvd++."]
 Precision = Annotated[str, "fp32 or bf16.", among("fp32", "bf16")]
 Decay = Annotated[float, "Weight of a place relative to the one before it.", WEIGHT]
+Width = Annotated[int, "Hidden size, a multiple of 32.", at_least(1)]
+Layers = Annotated[int, "Layers.", at_least(1)]
+HeadWidth = Annotated[int, "Width of an attention head.", at_least(1)]
 MatrixRate = Annotated[float, "Peak learning rate of matrices.", RATE]
 VectorRate = Annotated[float, "Peak learning rate of the rest.", RATE]
 
@@ -135,9 +138,9 @@ class DenoiserRecipe(Recipe):
     kind: Annotated[DenoiserKind, "full, block or order.", among(*get_args(DenoiserKind))] = "full"
     steps: Annotated[int, "Updates.", at_least(2)] = 3000
     batch: Annotated[int, "Examples per update.", at_least(1)] = 64
-    width: Annotated[int, "Hidden size, a multiple of 32.", at_least(1)] = 160
-    layers: Annotated[int, "Layers.", at_least(1)] = 4
-    head: Annotated[int, "Width of an attention head.", at_least(1)] = 32
+    width: Width = 160
+    layers: Layers = 4
+    head: HeadWidth = 32
     ffn: Annotated[int, "Inner size of feed-forward blocks.", at_least(1)] = 448
     matrix_rate: MatrixRate = 0.02
     vector_rate: VectorRate = 3e-3
@@ -199,9 +202,9 @@ class ExpertRecipe(Recipe):
     kind: Annotated[ExpertKind, "top-k or blockffn.", among(*get_args(ExpertKind))] = "blockffn"
     steps: Annotated[int, "Updates.", at_least(2)] = 2400
     batch: Annotated[int, "Texts per update.", at_least(1)] = 64
-    width: Annotated[int, "Hidden size, a multiple of 32.", at_least(1)] = 128
-    layers: Annotated[int, "Layers.", at_least(1)] = 4
-    head: Annotated[int, "Width of an attention head.", at_least(1)] = 32
+    width: Width = 128
+    layers: Layers = 4
+    head: HeadWidth = 32
     experts: Annotated[int, "Experts of a layer.", at_least(1)] = 16
     inner: Annotated[int, "Size of an expert, a multiple of 32.", at_least(1)] = 32
     used: Annotated[int, "Experts of a row, of top-k.", at_least(1)] = 2

@@ -1,4 +1,4 @@
-// Best-first tree expansion: `grow` of `drafters/best_first.py`, node by node.
+// Best-first tree expansion: `CandidateTree` of `trees/candidates.py`, node by node.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Union of the drafts of several sources. Reference implementation: `drafters/blender.py`.
+// Union of the drafts of several sources. Its reference is in `tests/drafters/test_suffix_twins.py`.
 
 #pragma once
 

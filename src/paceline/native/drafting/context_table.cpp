@@ -8,7 +8,7 @@ namespace paceline {
 namespace {
 
 constexpr int32_t kNone = -1;
-constexpr double kPast = 1.0;  // `_PAST` of `drafters/context_table.py`
+constexpr double kPast = 1.0;  // most weight that a context keeps of its past
 
 }  // namespace
 

@@ -6,7 +6,7 @@
 namespace paceline {
 namespace {
 
-// All from `drafters/evidence.py` and `drafters/best_first.py`.
+// All from `drafters/candidates.py` and `trees/candidates.py`.
 constexpr int32_t kEdges[] = {2, 3, 4, 5, 6, 8, 12, 20};
 constexpr double kShares[] = {0.1, 0.25, 0.5};
 constexpr int32_t kLengths = std::size(kEdges) + 1, kSpreads = 7;
@@ -60,7 +60,7 @@ void Suffixes::look(int32_t source, const Spot& spot, int32_t contexts) {
     }
 }
 
-// Appends what they offer: `weigh` of `drafters/evidence.py`.
+// Appends what they offer: `weigh` of `drafters/candidates.py`.
 void Suffixes::weigh(double reach, const double* rates) {
     std::vector<Offer>& offers = expansion.offers;
     const size_t first = offers.size();

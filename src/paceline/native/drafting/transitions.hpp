@@ -9,7 +9,7 @@
 
 namespace paceline {
 
-constexpr int kBest = 4;  // `BEST` of `drafters/automaton.py`
+constexpr int kBest = 4;  // `BEST` of `drafters/suffix/automaton.py`
 
 struct Transition {
     int32_t token, state;

@@ -1,4 +1,4 @@
-// Gumbel noise by position and token id, as `paceline/sampling/gumbel.py`: every id has an
+// Gumbel noise by position and token id, as `sampling/gumbel.py`: every id has an
 // exponential E, and the token that minimises E / p is distributed as p. Agrees with numpy up to
 // 1e-14.
 //

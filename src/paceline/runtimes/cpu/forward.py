@@ -307,7 +307,7 @@ class Forward:
         return [self._program.read(each.columns(), self._ran) for each in self._routes]
 
     def argmax(self, batch: ForwardBatch) -> list[int]:
-        """Return the argmax by logit row; empty if no pass asked for it."""
+        """Return the argmax by logit row; empty if no `Rows` asked for it."""
         rows = batch.counts()["argmax"]
         if not rows:
             return []

@@ -295,8 +295,8 @@ class CpuTarget(Described):
     def routes(self) -> list[LogitArray]:
         """Return the weights of the experts in the last `forward`, by layer that has experts.
 
-        Views of float32 `[rows, experts]` that the next forward overwrites, rows in the order of
-        the passes; 0 where a row does not use an expert.
+        Views of float32 `[rows, experts]` that the next forward overwrites, in the order of its
+        rows; 0 where a row does not use an expert.
         """
         return self._forward.routes()
 

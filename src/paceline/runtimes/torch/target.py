@@ -1,4 +1,4 @@
-"""PyTorch runtime on CPU and CUDA: the reference implementation."""
+"""PyTorch runtime on CPU and CUDA."""
 
 from __future__ import annotations
 
