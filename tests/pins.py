@@ -33,6 +33,7 @@ import paceline
 from paceline import errors
 from paceline.cli import app as command_line
 from paceline.core.types import Denoising
+from paceline.drafters.resources import Loaded
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.measure import fingerprint, parallel_tasks
@@ -42,7 +43,6 @@ from paceline.networks.weights import Trained, save_network
 from paceline.proof import inside
 from paceline.proof.cases import QUICK
 from paceline.registry import loading, table
-from paceline.registry.loaded import Loaded
 from paceline.verifiers.base import Verifier
 
 FILE = Path(__file__).with_name("pins.json")

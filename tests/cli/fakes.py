@@ -9,9 +9,9 @@ import numpy as np
 from tests.helpers.tiny_model import CHAT_TEMPLATE, tiny_tokenizer
 
 from paceline.core.target import RuntimeOptions
+from paceline.drafters.resources import Loaded
 from paceline.models.text import Tokenizer
 from paceline.proof.tabular import TabularModel, TabularTarget
-from paceline.registry.loaded import Loaded
 
 VOCABULARY = 320
 

@@ -12,11 +12,11 @@ import pytest
 from tests.cli import fakes
 from tests.cli.conftest import Command, one_line
 
+from paceline.drafters.resources import Loaded
 from paceline.measure import acceptance as verifier_acceptance
 from paceline.measure.bounds import RULES
 from paceline.proof.tabular import TabularTarget
 from paceline.registry import loading
-from paceline.registry.loaded import Loaded
 from paceline.registry.options import Options
 
 

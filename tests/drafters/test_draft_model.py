@@ -6,18 +6,20 @@ from collections import Counter
 from collections.abc import Sequence as List
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.decoding_loop import decode
+from tests.helpers.drafter_context import context as drafter_context
 
 from paceline.core.target import Output, Rows, Target
 from paceline.core.tree import path_to
-from paceline.core.types import ROOT, Budget, IntArray, LogitArray, SamplingParams, TokenTree
-from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
-from paceline.drafters.draft_model import DraftModel
+from paceline.core.types import ROOT, Budget, LogitArray, SamplingParams, TokenTree
+from paceline.drafters.base import Drafter, NoDrafter
+from paceline.drafters.draft_model import DraftModel, draft_vocabulary
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, OutOfMemory
@@ -173,12 +175,13 @@ def test_a_chain_with_shared_noise_claims_no_law() -> None:
 
 
 class Trimming(TabularTarget):
-    """Gives the logits of some tokens alone."""
+    """Gives the logits of some tokens alone; of all for ""."""
 
-    ids: IntArray | slice = slice(None)
-
-    def trim_head(self, ids: IntArray) -> None:
-        self.ids = ids
+    def __init__(self, logits: Any, vocabulary: int, kept: str, ends: tuple[int, ...] = ()):
+        super().__init__(logits, vocabulary)
+        self.ids = draft_vocabulary(kept, vocabulary, ends) if kept else np.arange(vocabulary)
+        head = tuple(self.ids.tolist()) if kept else None
+        self._capabilities = replace(self._capabilities, head=head)
 
     def forward(self, passes: List[Rows]) -> list[Output]:
         outputs = super().forward(passes)
@@ -186,8 +189,7 @@ class Trimming(TabularTarget):
 
 
 def trimmed_model(vocabulary: str, growth: TreeExpansion, ends: tuple[int, ...] = ()) -> DraftModel:
-    small = Trimming(SMALL.logits, VOCABULARY)
-    return DraftModel(small, VOCABULARY, growth, vocabulary=vocabulary, ends=ends)
+    return DraftModel(Trimming(SMALL.logits, VOCABULARY, vocabulary, ends), VOCABULARY, growth)
 
 
 @pytest.mark.parametrize("params", [SAMPLED, replace(SAMPLED, repetition_penalty=1.4)])
@@ -233,9 +235,6 @@ def test_the_tokens_of_a_trimmed_draft_model_come_from_a_file(tmp_path: Path) ->
     for name in ("0", "-1", str(tmp_path / "none.json")):
         with pytest.raises(InvalidOption, match="neither a number"):
             trimmed_model(name, SharedNoise([1]))
-    whole = TabularTarget(SMALL.logits, VOCABULARY)
-    with pytest.raises(InvalidOption, match="cannot leave out tokens"):
-        DraftModel(whole, VOCABULARY, SharedNoise([1]), vocabulary="3")
 
 
 TINY = TabularModel(3, 1, seed=11), TabularModel(3, 1, seed=12)
@@ -251,8 +250,8 @@ def generate_tiny(
     vocabulary: str = "",
 ) -> list[int]:
     """The shipped loop and drafter on tables of three tokens."""
-    big, small = TabularTarget(TINY[0].logits, 3), Trimming(TINY[1].logits, 3)
-    drafter = DraftModel(small, 3, growth, vocabulary=vocabulary)
+    big, small = TabularTarget(TINY[0].logits, 3), Trimming(TINY[1].logits, 3, vocabulary)
+    drafter = DraftModel(small, 3, growth)
     decoder = decoder_of(drafter, verifier, depth, big, nodes)
     sequence = Sequence.start(0, [1], params)
     sequence.randomness = randomness
@@ -618,9 +617,7 @@ def test_close_releases_once_and_may_be_repeated() -> None:
 
 def test_a_named_growth_is_used_and_greedy_requests_get_branches() -> None:
     target = TabularTarget(TabularModel(6, 2, 1).logits, 6)
-    context = DrafterContext(
-        target.capabilities, lambda: target, options={"growth": "expand-rerank-3"}
-    )
+    context = drafter_context(target, lambda: target, options={"growth": "expand-rerank-3"})
     drafter = DraftModel.create(context)
     drafter.open(sequence := Sequence.start(0, [0], SamplingParams()))
     [draft] = drafter.propose([sequence], [Budget(6, 3)])

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.helpers.drafter_context import context as drafter_context
 from tests.helpers.vocabularies import letters
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, SamplingParams, TokenTree, Verdict
-from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.statistics.stand import Stand
 from paceline.drafters.suffix.datastore import build
 from paceline.drafters.suffix.history import HistoryDrafter
-from paceline.models.translation import Translation
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.registry import table as registry
 from paceline.sampling.sequence import Sequence
@@ -54,12 +54,9 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Drafter]:
             return drawn[name]()
         capabilities = TabularTarget(MODEL.logits, VOCABULARY).capabilities
         options = {"index": str(index)} if name == "datastore" else {}
-        context = DrafterContext(
-            capabilities,
-            small,
-            options=options,
-            coarser=small,
-            any_draft_model=lambda: (small(), Translation(LETTERS, LETTERS)),
+        letters = LETTERS, LETTERS
+        context = drafter_context(
+            capabilities, small, options=options, coarse=small(), tokenizers=letters
         )
         drafter: Drafter = registry.find("drafter", name).load().create(context)
         return drafter

@@ -8,8 +8,8 @@ import pytest
 from tests.helpers import tiny_model as tiny
 from tests.runtimes import tiny_cpu
 
+from paceline.drafters.resources import Loaded
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.registry.loaded import Loaded
 from paceline.registry.loading import load_model, make_engine
 from paceline.tuning.space import Space
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.drafters.test_draft_model import Watched
 from tests.helpers.decoding_loop import decode
+from tests.helpers.drafter_context import context as drafter_context
 from tests.helpers.vocabularies import byte_level, letters, spaced
 
 from paceline.core.target import Target
@@ -299,20 +300,15 @@ def test_reading_bit_by_bit_is_reading_at_once(parts: List[str]) -> None:
     assert translation.draft.join(reader.ids).decode() == "".join(parts)
 
 
-def context(model: Target, translation: Translation, **changes: object) -> DrafterContext:
-    return DrafterContext(
-        model.capabilities,
-        lambda: model,
-        any_draft_model=lambda: (model, translation),
-        **changes,  # type: ignore[arg-type]
-    )
+def context(model: Target, one: Tokenizer, other: Tokenizer, **facts: object) -> DrafterContext:
+    return drafter_context(model, lambda: model, tokenizers=(one, other), **facts)
 
 
 def test_draft_model_is_by_tokens_for_one_vocabulary_and_by_text_for_two() -> None:
     one, other = letters("a b ab"), letters("a b ba aa")
     model = TabularTarget(TabularModel(3, 1, 0).logits, 3)
-    assert isinstance(ByVocabulary.create(context(model, Translation(one, one))), DraftModel)
-    drafter = ByVocabulary.create(context(model, Translation(one, other)))
+    assert isinstance(ByVocabulary.create(context(model, one, one)), DraftModel)
+    drafter = ByVocabulary.create(context(model, one, other))
     assert isinstance(drafter, StringLevel)
     assert drafter.kind is None
 
@@ -320,12 +316,11 @@ def test_draft_model_is_by_tokens_for_one_vocabulary_and_by_text_for_two() -> No
 def test_what_cannot_work_is_said() -> None:
     one, other = letters("a b ab"), letters("a b ba aa")
     model = TabularTarget(TabularModel(4, 1, 0).logits, 4)
-    translation = Translation(one, other)
     with pytest.raises(InvalidOption, match="use verifier 'coupled'"):
-        ByVocabulary.create(context(model, translation, accepts=Rejection.accepts))
+        ByVocabulary.create(context(model, one, other, accepts=Rejection.accepts))
     with pytest.raises(InvalidOption, match="no option 'growth'"):
-        ByVocabulary.create(context(model, translation, options={"growth": "iid"}))
+        ByVocabulary.create(context(model, one, other, options={"growth": "iid"}))
     with pytest.raises(InvalidOption, match="recent must be 1 or more"):
-        StringLevel(model, translation, recent=0)
+        StringLevel(model, Translation(one, other), recent=0)
     with pytest.raises(InvalidOption, match="name one with --draft-model"):
-        StringLevel.create(DrafterContext(model.capabilities, lambda: model))
+        StringLevel.create(drafter_context(model))

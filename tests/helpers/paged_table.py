@@ -39,6 +39,7 @@ class PagedTable:
             hidden_size=1,
             hidden_states=True,
             bit_exact=True,
+            paged=True,
         )
         self.passes: list[List[Rows]] = []
         """Of every forward."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.registry.loaded import Loaded
+from paceline.drafters.resources import Loaded
 from paceline.registry.loading import load_model
 
 _LOADED: dict[str, Loaded] = {}

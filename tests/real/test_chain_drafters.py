@@ -9,7 +9,7 @@ from tests.real.prompts import PROMPTS
 from paceline import Completion
 from paceline.core.target import RuntimeOptions
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
-from paceline.registry.loaded import Loaded
+from paceline.drafters.resources import Loaded
 from paceline.registry.loading import load_model, make_engine
 from paceline.zoo.cascade import Cascade, Level
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline import SamplingParams
-from paceline.registry.loaded import Loaded
+from paceline.drafters.resources import Loaded
 from paceline.registry.loading import load_model, make_engine
 
 pytestmark = pytest.mark.real

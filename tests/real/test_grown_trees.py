@@ -10,8 +10,8 @@ from tests.real.prompts import PROMPTS
 
 from paceline.core.target import Target
 from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.resources import Loaded
 from paceline.engine.engine import Completion
-from paceline.registry.loaded import Loaded
 from paceline.registry.loading import load_model, make_engine
 from paceline.trees.base import TreeExpansion
 from paceline.trees.deterministic import SharedNoise

@@ -6,7 +6,7 @@ import pytest
 from tests.real.prompts import PROMPTS
 
 from paceline import Completion, SamplingParams
-from paceline.registry.loaded import Loaded
+from paceline.drafters.resources import Loaded
 from paceline.registry.loading import make_engine
 
 pytestmark = pytest.mark.real

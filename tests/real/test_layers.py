@@ -7,7 +7,7 @@ import pytest
 from tests.real.prompts import PROMPTS
 
 from paceline import SamplingParams
-from paceline.registry.loaded import Loaded
+from paceline.drafters.resources import Loaded
 from paceline.registry.loading import make_engine
 from paceline.sampling.sequence import Sequence
 

@@ -10,9 +10,9 @@ from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
 from paceline.cli.output import summary
+from paceline.drafters.resources import Loaded
 from paceline.measure.report import remarks, rows
 from paceline.measure.run import Record, Run
-from paceline.registry.loaded import Loaded
 from paceline.registry.loading import make_engine
 from paceline.zoo.heads.verifiers import LinearHead, save_head
 

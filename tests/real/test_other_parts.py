@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.real.prompts import PROMPTS
 
-from paceline.registry.loaded import Loaded
+from paceline.drafters.resources import Loaded
 from paceline.registry.loading import load_model, make_engine
 
 pytestmark = pytest.mark.real

@@ -9,9 +9,9 @@ import pytest
 from tests.real.prompts import PROMPTS
 
 from paceline.core.types import SamplingParams
+from paceline.drafters.resources import Loaded
 from paceline.engine.engine import Engine
 from paceline.engine.memory import memory_of
-from paceline.registry.loaded import Loaded
 from paceline.registry.loading import make_engine
 
 pytestmark = [pytest.mark.real, pytest.mark.parametrize("loaded", ["int8"], indirect=True)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.types import SamplingParams
+from paceline.drafters.resources import Loaded
 from paceline.models.pull import DEFAULT_MODEL
-from paceline.registry.loaded import Loaded
 from paceline.registry.loading import make_engine
 
 pytestmark = pytest.mark.real

@@ -8,7 +8,7 @@ from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
 from paceline.core.types import SamplingParams
-from paceline.registry.loaded import Loaded
+from paceline.drafters.resources import Loaded
 from paceline.registry.loading import load_model, make_engine
 
 pytestmark = pytest.mark.real

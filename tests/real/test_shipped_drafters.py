@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 from tests.real.conftest import load
 
+from paceline.drafters.resources import Loaded
 from paceline.networks.weights import read_metadata
-from paceline.registry.loaded import Loaded
 from paceline.registry.loading import make_engine
 from paceline.weights import weight_files
 

@@ -13,12 +13,12 @@ from paceline.core.types import SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.ngram.forced import Forced, Template
 from paceline.drafters.ngram.lookahead import Lookahead
+from paceline.drafters.resources import Loaded
 from paceline.drafters.statistics.aded import Aded
 from paceline.drafters.statistics.stand import Stand
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.policy.controller import Fixed
-from paceline.registry.loaded import Loaded
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.matching import Coupled

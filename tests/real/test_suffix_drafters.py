@@ -10,8 +10,8 @@ from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
 from paceline import Completion
+from paceline.drafters.resources import Loaded
 from paceline.drafters.suffix.datastore import build
-from paceline.registry.loaded import Loaded
 from paceline.registry.loading import make_engine
 
 pytestmark = pytest.mark.real

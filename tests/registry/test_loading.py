@@ -6,21 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from tests.helpers.tiny_model import save_directory, save_gguf, tiny_config
 
 import paceline
 from paceline.core.target import RuntimeOptions
 from paceline.drafters.base import NoDrafter
+from paceline.drafters.resources import Loaded, Resources
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption, ModelError, PacelineError, RuntimeUnavailable
 from paceline.models.source import DirectorySource, GGUFSource, ModelSource
+from paceline.models.text import Tokenizer
 from paceline.policy.cost import CostModel
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.registry import assembly, loading
 from paceline.registry import table as registry
 from paceline.registry.assembly import DEFAULT_DRAFTER
-from paceline.registry.loaded import Loaded
 from paceline.registry.loading import choose_runtime, load, load_draft, load_model, make_engine
 from paceline.registry.table import Method
 from paceline.verifiers.matching import Coupled
@@ -91,7 +93,7 @@ def test_plain_decoding_measures_nothing(loaded: Loaded, monkeypatch: pytest.Mon
     def refuse(*args: object) -> CostModel:
         raise AssertionError("plain decoding needs no costs")
 
-    monkeypatch.setattr("paceline.registry.loaded.load_or_measure", refuse)
+    monkeypatch.setattr("paceline.drafters.resources.load_or_measure", refuse)
     engine = make_engine(loaded, drafter="none")
     assert isinstance(engine.decoder.drafter, NoDrafter)
     assert len(engine.generate("dog", max_new_tokens=4, ignore_eos=True).token_ids) == 4
@@ -409,6 +411,40 @@ def test_what_a_runtime_does_not_have_is_refused(
         load_model(model, runtime=runtime, **{option: value})
 
 
+@pytest.mark.parametrize("runtime", ["cpu", "torch", "transformers", "reference"])
+def test_what_a_target_declares_is_what_it_has(runtime: str, model: str) -> None:
+    """So nobody has to look at it; what a runtime cannot change is refused by its name."""
+    target = load_model(model, runtime=runtime).target
+    facts = target.capabilities
+    declared = {"run_network": facts.networks, "add_embeddings": facts.embeddings}
+    declared |= {"memory": facts.paged}
+    assert {name: hasattr(target, name) for name in declared} == declared
+    assert facts.head is None
+
+    def first(rows: int) -> Any:
+        return np.arange(rows // 2)
+
+    if "head" in registry.find("runtime", runtime).load().changes:
+        trimmed = load_model(model, runtime=runtime, head=first).target
+        assert trimmed.capabilities.head == tuple(range(facts.vocab_size // 2))
+    else:
+        with pytest.raises(RuntimeUnavailable, match=f"'{runtime}' cannot leave out tokens"):
+            load_model(model, runtime=runtime, head=first)
+    if runtime != "cpu":
+        with pytest.raises(RuntimeUnavailable, match=f"'{runtime}' has no mask rows: use cpu"):
+            load_model(model, runtime=runtime, denoiser="rows=some")
+
+
+def test_a_draft_model_of_another_vocabulary_cannot_leave_out_tokens(
+    loaded: Loaded, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokenizer, "agrees", lambda *_: False)
+    monkeypatch.setattr(FakeTarget, "changes", {"head"}, raising=False)
+    monkeypatch.setattr(FakeTarget, "load", lambda *_, **__: loaded.target)
+    with pytest.raises(InvalidOption, match="'draft-model' without option vocabulary"):
+        make_engine(loaded, drafter="draft-model:vocabulary=9", draft_model=model)
+
+
 def test_the_reference_has_both_precisions_of_keys_and_no_prefixes(model: str) -> None:
     options = RuntimeOptions(kv_precision="fp16", prefix_tokens=0)
     found = load_model(options, model=model, runtime="reference")
@@ -438,7 +474,5 @@ def test_a_smaller_sibling_beside_the_file_drafts(
     monkeypatch.setattr(assembly, "shipped_file", lambda *_: path)  # as if a network shipped
     loaded = load_model(str(path), runtime="cpu")
     for named, drafter in ((None, ""), (str(small), ">draft-model")):
-        builder = assembly.SpeculationBuilder(
-            loaded, Coupled(), "coupled", named, lambda *_: loaded
-        )
+        builder = assembly.Assembly(Resources(loaded, named), Coupled())
         assert builder._default("greedy") == f"suffix-automaton>eagle3{drafter}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.helpers.drafter_context import context as drafter_context
 
 from paceline.core.expressions import parse
-from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.base import Drafter
 from paceline.drafters.combine.bandit import Choose
 from paceline.drafters.combine.merged import Merged
 from paceline.drafters.ngram.lookahead import Lookahead
@@ -19,7 +20,7 @@ TARGET = TabularTarget(TabularModel(5, 1, 1).logits, 5)
 
 
 def make(text: str) -> Drafter:
-    return make_drafter(parse(text, "drafter"), DrafterContext(TARGET.capabilities, lambda: TARGET))
+    return make_drafter(parse(text, "drafter"), drafter_context(TARGET, lambda: TARGET))
 
 
 def test_options_reach_the_drafter() -> None:

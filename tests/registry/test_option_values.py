@@ -13,10 +13,10 @@ import pytest
 from tests.helpers.canvases import decode
 from tests.helpers.tiny_model import save_directory, tiny_config
 
+from paceline.drafters.resources import Loaded
 from paceline.errors import PacelineError
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 from paceline.registry import table as registry
-from paceline.registry.loaded import Loaded
 from paceline.registry.loading import load_model, make_engine
 from paceline.registry.samplers import make_plan, make_sampler
 

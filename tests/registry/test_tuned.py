@@ -14,6 +14,7 @@ from tests.cli import fakes
 
 from paceline.core.types import Budget, SamplingParams, Speculation
 from paceline.drafters.base import NoDrafter
+from paceline.drafters.resources import Loaded
 from paceline.drafters.statistics.recycling import Recycling
 from paceline.errors import InvalidOption, ModelError
 from paceline.policy.controller import Fixed
@@ -21,7 +22,6 @@ from paceline.policy.cost_model import CostModelController
 from paceline.registry import table as registry
 from paceline.registry import tuned_choice as tuned
 from paceline.registry.assembly import DEFAULT_DRAFTER
-from paceline.registry.loaded import Loaded
 from paceline.registry.loading import make_engine
 from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Configuration, Kind, TunedChoice
 

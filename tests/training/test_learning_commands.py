@@ -18,6 +18,7 @@ from paceline.drafters.base import DrafterContext
 from paceline.drafters.network.drafter import hydra
 from paceline.drafters.network.stopping_head import load_acceptance_head
 from paceline.drafters.network.weights import digest_of
+from paceline.drafters.resources import Resources
 from paceline.errors import InvalidOption
 from paceline.networks.weights import load_network
 from paceline.registry import loading
@@ -65,13 +66,8 @@ def test_a_head_is_trained_and_decodes(place: Path, capsys: pytest.CaptureFixtur
     assert figures["held_out"]["tokens"] > 0
     assert "acceptance-head" in load_acceptance_head(head, digest_of(weights)).metadata["command"]
     loaded = loading.load_model(str(place / "model"), runtime="torch")
-    context = DrafterContext(
-        loaded.target.capabilities,
-        lambda: pytest.fail("no draft model was named"),
-        options={"weights": str(weights), "head": str(head)},
-        model=loaded.source.fingerprint,
-        run_network=loaded.target.run_network,  # type: ignore[attr-defined]
-    )
+    options = {"weights": str(weights), "head": str(head)}
+    context = DrafterContext(Resources(loaded), options=options)
     assert hydra.create(context)
     with pytest.raises(InvalidOption, match="would take the place of"):
         acceptance_head(weights, out=weights, **where)

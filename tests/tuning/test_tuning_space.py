@@ -26,11 +26,10 @@ def card(kind: str, model: str) -> ShippedCard:
 
 
 def loaded(model: str, networks: bool = True, layers: tuple[int, ...] = (1, 2, 3)) -> Any:
-    target = SimpleNamespace(
-        capabilities=SimpleNamespace(feature_layers=layers, runtime="torch", precision="fp32")
+    facts = SimpleNamespace(
+        feature_layers=layers, networks=networks, runtime="torch", precision="fp32"
     )
-    if networks:
-        target.run_network = print
+    target = SimpleNamespace(capabilities=facts)
     return SimpleNamespace(target=target, source=SimpleNamespace(fingerprint=model))
 
 

@@ -22,12 +22,12 @@ from paceline.core.types import (
     TokenTree,
 )
 from paceline.drafters.base import NoDrafter
+from paceline.drafters.resources import Loaded
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.policy.controller import Fixed
 from paceline.proof.cases import FunctionDrafter, Propose, likely_chain, random_tree, sampled_chain
 from paceline.proof.tabular import DistributionOf, TabularModel, TabularTarget, processed
-from paceline.registry.loaded import Loaded
 from paceline.sampling.randomness import Draw, KeyedRandomness, Purpose, Randomness
 from paceline.sampling.sequence import Sequence as Generation
 from paceline.verifiers.base import Verifier

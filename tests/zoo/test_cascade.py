@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.decoding_loop import decode
+from tests.helpers.drafter_context import context as drafter_context
 from tests.proof.joints import joint_of_steps
 
 from paceline.core import tree as trees
 from paceline.core.target import Output, Rows, Target
 from paceline.core.types import Budget, Needs, SamplingParams, TokenTree, Verdict
-from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
+from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.drafters.statistics.recycling import Recycling
 from paceline.engine.loop import AutoregressiveDecoder
@@ -381,9 +382,8 @@ def test_wrong_stacks_are_refused() -> None:
 @pytest.mark.parametrize("needs_q", [False, True])
 def test_create_puts_prompt_lookup_under_the_draft_model(needs_q: bool) -> None:
     middle = Watched(MIDDLE)
-    context = DrafterContext(
-        table(BIG).capabilities, lambda: middle, frozenset({"iid" if needs_q else None})
-    )
+    accepts = frozenset({"iid" if needs_q else None})
+    context = drafter_context(table(BIG), lambda: middle, accepts=accepts)
     cascade = Cascade.create(context)
     sequence = Sequence.start(0, [1, 2, 3, 1, 2, 3, 1], SAMPLED)
     cascade.open(sequence)
@@ -399,11 +399,14 @@ def test_create_puts_prompt_lookup_under_the_draft_model(needs_q: bool) -> None:
 
 def test_options_of_the_command_line() -> None:
     middle, coarse = Watched(MIDDLE), Watched(SMALL)
-    context = DrafterContext(table(BIG).capabilities, lambda: middle, frozenset({"iid"}))
 
     def built(coarser: Target | None = coarse, **options: str) -> Cascade:
-        given = None if coarser is None else (lambda: coarser)
-        return Cascade.create(replace(context, options=options, coarser=given))
+        accepts = frozenset({"iid"})
+        return Cascade.create(
+            drafter_context(
+                table(BIG), lambda: middle, accepts=accepts, coarse=coarser, options=options
+            )
+        )
 
     params = replace(SAMPLED, max_new_tokens=10)
     cascade = built(bottom="suffix-automaton", int8="true", least="2", nodes="3")

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.decoding_loop import decode
+from tests.helpers.drafter_context import context as drafter_context
 from tests.proof.joints import joint_of_steps
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import Budget, Distribution, LogitArray, SamplingParams, Verdict
-from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
+from paceline.drafters.base import Drafter, NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import BadLogits
@@ -268,7 +269,7 @@ def test_create_follows_the_verifier_and_close_forgets() -> None:
     sequence = Sequence.start(0, [3, 1], SamplingParams(temperature=1.0))
     for needs_q in (False, True):
         accepts = frozenset({"factorised" if needs_q else None})
-        drafter = Jacobi.create(DrafterContext(target.capabilities, no_model, accepts))
+        drafter = Jacobi.create(drafter_context(target, accepts=accepts))
         drafter.open(sequence)
         [draft] = drafter.propose([sequence], [Budget(3, 3)])
         assert (draft.sampling is not None) == needs_q

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.helpers.decoding_loop import decode_all
+from tests.helpers.drafter_context import context as drafter_context
 from tests.proof.joints import joint_of_steps
 from tests.runtimes import tiny_cpu
 
 from paceline.core.target import Rows, Target
 from paceline.core.types import Budget, SamplingParams, TokenTree
-from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
+from paceline.drafters.base import Drafter, NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, RuntimeUnavailable
@@ -530,7 +531,7 @@ def test_the_choice_follows_the_shadow_tokens() -> None:
 
 
 def test_what_is_wrong_is_named() -> None:
-    bare = DrafterContext(TabularTarget(WHOLE.logits, 2).capabilities, lambda: None)  # type: ignore[arg-type,return-value]
+    bare = drafter_context(TabularTarget(WHOLE.logits, 2))
     for name in ("swift", "del", "double-exit"):
         with pytest.raises(RuntimeUnavailable, match="runtime 'tabular' cannot"):
             registry.find("drafter", name).load().create(bare)

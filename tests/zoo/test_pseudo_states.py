@@ -167,10 +167,7 @@ def test_texts_are_those_of_plain_decoding(runtime: str, ranks: int, tmp_path: P
 
 
 def built(target: Any, **options: str) -> DrafterContext:
-    class Source:
-        config = CONFIG
-
-    return replace(context(target, **options), layered=target, source=Source())  # type: ignore[arg-type]
+    return context(target, **options)
 
 
 def test_a_step_runs_every_layer_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,8 +250,9 @@ def test_without_room_for_pseudo_states_tokens_are_verified_alone(
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     path = str(saved(tmp_path / "weights", weights()))
+    facts = replace(TARGETS["cpu"]().capabilities, blocks=False)
     with pytest.raises(RuntimeUnavailable, match="adds rows to the target's last layers"):
-        HiddenTransferDrafter.create(context(TARGETS["cpu"](), weights=path))
+        HiddenTransferDrafter.create(context(facts, weights=path))
 
 
 def test_it_cannot_be_combined() -> None:

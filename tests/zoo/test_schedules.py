@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.helpers.decoding_loop import decode_all
+from tests.helpers.drafter_context import context as drafter_context
 from tests.proof.joints import joint_of_steps
 from tests.runtimes import tiny_cpu
 
 from paceline.core.target import Output, Rows, Target
 from paceline.core.types import Budget, SamplingParams
-from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
+from paceline.drafters.base import Drafter, NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import EngineFailed, InvalidOption, RuntimeUnavailable
@@ -420,7 +421,7 @@ def test_no_process_is_left_behind(how: signal.Signals) -> None:
 
 def test_options() -> None:
     target = cpu()
-    context = DrafterContext(target.capabilities, lambda: cpu("int4"))
+    context = drafter_context(target.capabilities, lambda: cpu("int4"))
 
     def made(kind: type[Scheduled], **options: str) -> Any:
         return kind.create(replace(context, options=options))
@@ -437,8 +438,8 @@ def test_options() -> None:
     with pytest.raises(InvalidOption, match="window"):
         made(Dovetail, window="0")
     with pytest.raises(RuntimeUnavailable, match="in two parts"):
-        made(Mirror)
+        Mirror.create(drafter_context(replace(target.capabilities, blocks=False), cpu))
     facts = replace(target.capabilities, runtime="torch")
     other = type("Other", (), {"capabilities": facts})()
     with pytest.raises(RuntimeUnavailable, match="pearl:process=false"):
-        Pearl.create(DrafterContext(facts, lambda: other))
+        Pearl.create(drafter_context(facts, lambda: other))

@@ -9,13 +9,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from tests.helpers.decoding_loop import decode_all
+from tests.helpers.drafter_context import context as drafter_context
 from tests.proof.joints import joint_of_steps
 from tests.runtimes import tiny_cpu
 
 from paceline.core import tree as trees
 from paceline.core.target import Rows
 from paceline.core.types import Budget, DraftSampling, SamplingParams, TokenTree
-from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
+from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.draft_model import DraftModel
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
@@ -244,7 +245,7 @@ def test_the_text_is_that_of_plain_decoding(
 
 def create(model: Any, **options: str) -> SortedExits:
     capabilities = cpu(CONFIG).capabilities
-    return SortedExits.create(DrafterContext(capabilities, lambda: model, options=options))
+    return SortedExits.create(drafter_context(capabilities, lambda: model, options=options))
 
 
 def test_options() -> None:

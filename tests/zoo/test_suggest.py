@@ -17,12 +17,12 @@ from tests.helpers.tiny_model import named_tensors, tiny_config, tiny_tokenizer
 
 from paceline.cli.app import run
 from paceline.core.target import Rows, RuntimeOptions
+from paceline.drafters.resources import Loaded
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption, PromptError, RuntimeUnavailable
 from paceline.models.text import Tokenizer
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.registry import loading
-from paceline.registry.loaded import Loaded
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.zoo.superposed import suggest
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.drafter_context import context as drafter_context
 
 from paceline.core import tree as trees
 from paceline.core.types import Budget, SamplingParams, TokenTree
-from paceline.drafters.base import DrafterContext
 from paceline.drafters.suffix.datastore import build
 from paceline.errors import InvalidOption
 from paceline.proof.tabular import TabularModel, TabularTarget
@@ -191,9 +191,7 @@ def test_the_corpus_comes_from_an_index(tmp_path: Path) -> None:
     build(np.array([1, 2, 3] * 9, np.int32), tmp_path / "index", 8, "words")
 
     def make(**options: str) -> TrigramSearch:
-        return TrigramSearch.create(
-            DrafterContext(target, lambda: None, options=options)  # type: ignore[arg-type,return-value]
-        )
+        return TrigramSearch.create(drafter_context(target, options=options))
 
     made = make(index=str(tmp_path / "index"), trials="20")
     assert draft(made, [5, 1, 2]).tokens.tolist()[0] == 3

@@ -22,13 +22,13 @@ from paceline.audit.engine import (
 from paceline.audit.remote import JsonlEngine, UrlEngine
 from paceline.core.cache import cache_dir
 from paceline.core.types import SamplingParams
+from paceline.drafters.resources import Loaded
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption
 from paceline.measure.run import together
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
 from paceline.models.text import Tokenizer
-from paceline.registry.loaded import Loaded
 from paceline.registry.loading import load_model, make_engine
 
 # Options, named as in `paceline.load`.

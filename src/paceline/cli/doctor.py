@@ -24,7 +24,7 @@ PACKAGES = ("numpy", "torch", "transformers")
 _SHOWN = ("runtime", "device", "precision", "bit_exact", "kv_precision", "kv_bytes_per_token")
 
 if TYPE_CHECKING:
-    from paceline.registry.loaded import Loaded
+    from paceline.drafters.resources import Loaded
 
 
 @o.spread_options

@@ -24,7 +24,7 @@ from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Kind
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.registry.loaded import Loaded
+    from paceline.drafters.resources import Loaded
     from paceline.tuning.tuner import Outcome
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import NAMED, among, at_least, check_fields
-from paceline.core.types import BoolArray, Capabilities, IntArray, LogitArray, TokenTree
+from paceline.core.types import (
+    BoolArray,
+    Capabilities,
+    Described,
+    IntArray,
+    LogitArray,
+    TokenTree,
+)
 from paceline.errors import InvalidOption
 
 
@@ -282,22 +289,20 @@ class Target(Protocol):
         ...
 
 
-@runtime_checkable
-class TakesMaskRows(Protocol):
-    """A target whose model can be asked for masked places, by rows that were trained for it."""
-
-    def add_mask_rows(self, trained: Any) -> None:
-        """Take `networks.mask_rows.MaskRows`; then `capabilities.denoises` says how to ask."""
-        ...
+# From the number of rows of an LM head to ascending token ids, int64, of those that are kept.
+Head = Callable[[int], IntArray]
 
 
-@runtime_checkable
-class TrimsHead(Protocol):
-    """A target that can leave out rows of its LM head."""
+class Runtime(Described):
+    """What loads targets, by name: `load(source, options, **changes)`.
 
-    def trim_head(self, ids: IntArray) -> None:
-        """Give the logits of these token ids alone, in their order, from now on."""
-        ...
+    Attributes:
+        changes: arguments of `load` that it takes, each of which changes the model: "mask_rows", a
+            `paceline.networks.mask_rows.MaskRows`, after which `Capabilities.denoises` says how to
+            ask for masked places; "head", a `Head`, after which logits are of these tokens alone.
+    """
+
+    changes: ClassVar[frozenset[str]] = frozenset()
 
 
 def have_inputs(rows: Sequence[Rows], layers: Sequence[Layer] | None, count: int) -> bool:

@@ -272,6 +272,10 @@ class Capabilities:
         tree: whether drafts may branch.
         kv_precision: kv dtype, or None for that of the model.
         blocks: it runs `Rows.block`, rows with inputs, and layers apart.
+        networks: it runs drafter networks, as a `paceline.networks.runner.NetworkTarget`.
+        embeddings: draft nodes may hold embeddings: it has `add_embeddings`.
+        paged: it is an `paceline.engine.memory.Paged`.
+        head: token ids of its logits, ascending, if it was loaded without the others.
         denoises: how it fills a canvas, if it was trained to.
     """
 
@@ -288,6 +292,10 @@ class Capabilities:
     kv_precision: str | None = None
     kv_bytes_per_token: int = 0
     blocks: bool = False
+    networks: bool = False
+    embeddings: bool = False
+    paged: bool = False
+    head: tuple[int, ...] | None = None
     denoises: Denoises | None = None
 
 

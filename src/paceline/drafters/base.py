@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn, Self
+from typing import ClassVar, Self
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments
@@ -21,65 +21,40 @@ from paceline.core.types import (
     TokenTree,
     Verdict,
 )
-from paceline.errors import InvalidOption
-from paceline.models.source import ModelSource
-from paceline.models.translation import Translation
-from paceline.networks.runner import Runner
-from paceline.networks.weights import Trained
-from paceline.policy.cost import CostModel
+from paceline.drafters.resources import Resources
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Shape
 
 
-def _none_named() -> NoReturn:
-    raise InvalidOption("this drafter needs a draft model: name one with --draft-model")
-
-
 @dataclass(frozen=True, slots=True)
 class DrafterContext:
-    """Resources that a drafter may be built from.
+    """What a drafter is built from.
 
     Attributes:
-        target: capabilities of the target.
-        draft_model: loads the user's draft model; raises InvalidOption if none was named, or its
-            vocabulary is not the target's.
+        resources: the loaded target, and what can be loaded beside it.
         accepts: draft kinds that the verifier takes; None stands for deterministic drafts.
         shape: whether the verifier takes trees or chains only.
         gumbel_coupled: whether drafts made with the target's Gumbel noise are accepted more often.
+        embeddings: whether nodes may hold embeddings: the runtime takes them, and neither the
+            verifier nor another drafter would take them for tokens.
         options: the user's options, as text.
-        model: fingerprint of the target's weights.
-        run_network: prepares a drafter network to run; None if the runtime cannot.
-        add_embeddings: registers embeddings as pseudo-tokens and returns the first id; None if the
-            runtime cannot, or the verifier or another drafter would take them for tokens.
-        costs: the target's forward costs, measured on first call.
-        source: where the target's weights can be read, for online training.
-        coarser: loads the target at int8; None if that is no coarser, or not supported.
-        any_draft_model: the same whatever its vocabulary, with the translation of its tokens.
-        below: the context of drafters for a draft model, or for the coarser target, in their turn.
-        denoiser: the user's draft model, or else the package's denoiser for the target; errors as
-            `draft_model`.
-        layered: the target itself, if it runs some of its layers alone.
-        learner: imports the trainer of drafters that learn while serving, made from weights, the
-            target's source and a learning rate; None if there is none.
     """
 
-    target: Capabilities
-    draft_model: Callable[[], Target]
+    resources: Resources
     accepts: frozenset[SamplingScheme | None] = frozenset({None})
     shape: Shape = "tree"
     gumbel_coupled: bool = True
+    embeddings: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
-    model: str = ""
-    run_network: Callable[[Trained], Runner] | None = None
-    add_embeddings: Callable[[LogitArray], int] | None = None
-    costs: Callable[[], CostModel] | None = None
-    source: ModelSource | None = None
-    coarser: Callable[[], Target] | None = None
-    any_draft_model: Callable[[], tuple[Target, Translation]] = _none_named
-    denoiser: Callable[[], Target] = _none_named
-    below: Callable[[Target], DrafterContext] | None = None
-    layered: Target | None = None
-    learner: Callable[[], Callable[..., Any]] | None = None
+
+    @property
+    def target(self) -> Capabilities:
+        return self.resources.loaded.target.capabilities
+
+    @property
+    def model(self) -> str:
+        """Fingerprint of the target's weights."""
+        return self.resources.loaded.source.fingerprint
 
     @property
     def needs_q(self) -> bool:

@@ -20,11 +20,12 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
-from paceline.core.target import Output, Rows, Target, TrimsHead
+from paceline.core.target import Head, Output, Rows, Target
 from paceline.core.types import Budget, Distribution, IntArray, LogitArray, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.network.trees import draft_sampling
-from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.drafters.resources import Loaded, Resources
+from paceline.errors import InvalidOption
 from paceline.policy.constants import FIRST_READ, OFTEN
 from paceline.sampling.sequence import Sequence
 from paceline.trees.base import DistributionRequest, TreeExpansion, expand
@@ -42,35 +43,24 @@ class DraftModel(Drafter):
         vocab_size: int,
         growth: TreeExpansion,
         recent: int = 256,
-        vocabulary: str = "",
-        ends: Collection[int] = (),
     ) -> None:
         """Bind the draft model.
 
         Args:
-            model: drafts; it has the target's tokens, and its head may have more or fewer rows.
+            model: drafts; it has the target's tokens, and its head may have more or fewer rows,
+                or lack some.
             vocab_size: rows of the target's head.
             growth: of trees.
             recent: it reads at most so many tokens of a prompt, the last ones.
-            vocabulary: tokens that may be drafted: how many of the lowest ids, which are the most
-                frequent of most tokenizers, or a file of `paceline train vocabulary`; "" for all.
-            ends: end tokens, which may be drafted in any case.
 
         Raises:
-            InvalidOption: `recent` below 1, a file that does not fit, or a runtime that cannot
-                leave out tokens.
+            InvalidOption: `recent` is below 1.
         """
         require(recent >= 1, "recent", recent, "1 or more")
         self._rows = model.capabilities.vocab_size
         self._size, self._ids = vocab_size, None
-        if vocabulary:
-            if not isinstance(model, TrimsHead):
-                raise InvalidOption(
-                    f"runtime '{model.capabilities.runtime}' cannot leave out tokens of a draft "
-                    "model: leave out vocabulary, or use runtime cpu or torch"
-                )
-            self._ids = _draft_vocabulary(vocabulary, min(vocab_size, self._rows), ends)
-            model.trim_head(self._ids)
+        if model.capabilities.head is not None:
+            self._ids = np.array(model.capabilities.head, dtype=np.int64)
         elif self._rows != vocab_size:
             self._ids = np.arange(min(vocab_size, self._rows), dtype=np.int64)
         self._model = model
@@ -84,27 +74,37 @@ class DraftModel(Drafter):
         self._trunks: dict[int, tuple[int, List[int]]] = {}
 
     @classmethod
-    def create(cls, context: DrafterContext) -> Self:
-        """Load the draft model; the option `growth` or the verifier selects the tree expansion.
+    def create(cls, context: DrafterContext, model: Loaded | None = None) -> Self:
+        """Load the draft model, if none is given.
 
-        Options `recent` and `vocabulary`: see the constructor.
+        Option `growth`, or else the verifier, selects the tree expansion. `vocabulary` says which
+        tokens may be drafted beside those that end a text: how many of the lowest ids, which are
+        the most frequent of most tokenizers, or a file of `paceline train vocabulary`.
 
-        Raises InvalidOption for an unknown option, or an expansion that the verifier does not take.
+        Raises:
+            InvalidOption: an option is unknown, an expansion that the verifier does not take, a
+                file that does not fit, or there is no draft model.
+            RuntimeUnavailable: the runtime cannot leave out tokens.
         """
-        others = {key: text for key, text in context.options.items() if key != "growth"}
-        for key in others.keys() - {"recent", "vocabulary"}:
+        options = dict(context.options)
+        named, vocabulary = (options.pop(key, "") for key in ("growth", "vocabulary"))
+        for key in options.keys() - {"recent"}:
             raise InvalidOption(
                 f"drafter '{cls.name}' has no option {key!r}: use growth, recent or vocabulary"
             )
-        chosen = arguments(cls, "drafter", others, "model", "vocab_size", "growth", "ends")
-        if context.source is not None:
-            chosen["ends"] = context.source.config.eos_token_ids
-        growth = expansion_for(context.accepts, context.shape, context.options.get("growth", ""))
-        return cls(cls._load(context), context.target.vocab_size, growth, **chosen)
+        chosen = arguments(cls, "drafter", options)
+        growth = expansion_for(context.accepts, context.shape, named)
+        size = context.target.vocab_size
+        head: Head | None = None
+        if vocabulary:
+            ends = context.resources.loaded.source.config.eos_token_ids
+            head = lambda rows: draft_vocabulary(vocabulary, min(size, rows), ends)  # noqa: E731
+        model = model or cls._load(context.resources, head)
+        return cls(model.target, size, growth, **chosen)
 
     @classmethod
-    def _load(cls, context: DrafterContext) -> Target:
-        return context.draft_model()
+    def _load(cls, resources: Resources, head: Head | None) -> Loaded:
+        return resources.draft_model(cls.name, head=head)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         for sequence, budget in zip(sequences, budgets, strict=True):
@@ -255,8 +255,11 @@ class DraftModel(Drafter):
         )
 
 
-def _draft_vocabulary(named: str, size: int, ends: Collection[int]) -> IntArray:
-    # Ascending token ids.
+def draft_vocabulary(named: str, size: int, ends: Collection[int]) -> IntArray:
+    """Return the ids below `size` that a vocabulary names, and the end tokens, ascending.
+
+    Raises InvalidOption for a file that does not fit.
+    """
     if named.isdecimal() and int(named) >= 1:
         ids = np.arange(min(int(named), size), dtype=np.int64)
     else:
@@ -288,11 +291,5 @@ class Quantised(DraftModel):
     paper = "after QuantSpec, Tiwari et al. 2025, arXiv:2502.10424"
 
     @classmethod
-    def _load(cls, context: DrafterContext) -> Target:
-        # Raises RuntimeUnavailable: the target is int8 itself, or its runtime has no int8.
-        if context.coarser is None:
-            raise RuntimeUnavailable(
-                "drafter 'quantised' drafts at int8 for a model at fp32: use it with --runtime "
-                "cpu --precision fp32, or choose another drafter"
-            )
-        return context.coarser()
+    def _load(cls, resources: Resources, head: Head | None) -> Loaded:
+        return resources.coarser(cls.name, head)

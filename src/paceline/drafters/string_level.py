@@ -9,7 +9,7 @@ noise. The draft model reads again only from where its tokens for the committed 
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, ClassVar, Self
 
@@ -21,6 +21,7 @@ from paceline.core.target import Output, Rows, Target
 from paceline.core.types import Budget, Distribution, LogitArray, SamplingParams, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.resources import Loaded
 from paceline.errors import InvalidOption
 from paceline.models.translation import Reader, Translation
 from paceline.sampling.gumbel import gumbel_argmax
@@ -102,8 +103,8 @@ class StringLevel(Drafter):
         self._followed: dict[int, Followed] = {}
 
     @classmethod
-    def create(cls, context: DrafterContext) -> Self:
-        """Load the draft model. `recent` limits what it reads of a prompt, in tokens.
+    def create(cls, context: DrafterContext, model: Loaded | None = None) -> Self:
+        """Load the draft model, if none is given. `recent` limits what it reads of a prompt.
 
         Raises InvalidOption for an unknown option, or a verifier that needs draft distributions.
         """
@@ -113,8 +114,9 @@ class StringLevel(Drafter):
                 "a draft model of another vocabulary has no probabilities of the target's tokens: "
                 "use verifier 'coupled', or a draft model of the target's family"
             )
-        model, translation = context.any_draft_model()
-        return cls(model, translation, context.gumbel_coupled, **chosen)
+        model = model or context.resources.draft_model(cls.name, translated=True)
+        translation = Translation(context.resources.loaded.tokenizer, model.tokenizer)
+        return cls(model.target, translation, context.gumbel_coupled, **chosen)
 
     def open(self, sequence: Sequence) -> None:
         begin = max(0, len(sequence.tokens) - self._recent)
@@ -255,7 +257,8 @@ class ByVocabulary(Drafter):
     @classmethod
     def create(cls, context: DrafterContext) -> Drafter:  # type: ignore[override]  # of two classes
         """Load the draft model once and build the drafter for it; errors as of either."""
-        model, translation = context.any_draft_model()
-        if translation.same:
-            return DraftModel.create(replace(context, draft_model=lambda: model))
-        return StringLevel.create(replace(context, any_draft_model=lambda: (model, translation)))
+        if "vocabulary" in context.options:  # which counts tokens
+            return DraftModel.create(context)
+        model = context.resources.draft_model(cls.name, translated=True)
+        same = model.tokenizer.agrees(context.resources.loaded.tokenizer)
+        return (DraftModel if same else StringLevel).create(context, model)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
 from paceline.core.target import Target
 from paceline.core.types import Budget
@@ -57,9 +57,8 @@ class Memory(Protocol):
     def bytes_per_token(self) -> int: ...
 
 
-@runtime_checkable
-class Paged(Protocol):
-    """A target that exposes its paged memory; its caches are `BlockCache`s."""
+class Paged(Target, Protocol):
+    """A target of `Capabilities.paged`; its caches are `BlockCache`s."""
 
     @property
     def memory(self) -> Memory: ...
@@ -67,7 +66,7 @@ class Paged(Protocol):
 
 def memory_of(target: Target) -> Memory | None:
     """Return the paged memory of a target, or None."""
-    return target.memory if isinstance(target, Paged) else None
+    return cast(Paged, target).memory if target.capabilities.paged else None
 
 
 def keep_apart(target: Target) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from paceline.core.types import ROOT, SamplingParams, TokenTree, Verdict
 from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.resources import Loaded
 from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
@@ -25,7 +26,6 @@ from paceline.measure.bounds import RULES, BoundedRule, by_token
 from paceline.measure.report import aligned
 from paceline.policy.controller import Fixed
 from paceline.policy.cost import CostModel
-from paceline.registry.loaded import Loaded
 from paceline.sampling.randomness import Randomness
 from paceline.trees.drawn import Iid
 from paceline.verifiers.base import TargetDistributions

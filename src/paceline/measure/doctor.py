@@ -22,7 +22,7 @@ from paceline.measure.prompts import FIDELITY, NOISE_TEXT
 from paceline.models.text import Tokenizer
 
 if TYPE_CHECKING:
-    from paceline.registry.loaded import Loaded
+    from paceline.drafters.resources import Loaded
 
 # Attributes of a decoder that can be clocked.
 PARTS = ("target", "drafter", "verifier", "controller")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from paceline.core.expressions import parse
 from paceline.core.types import SamplingParams
+from paceline.drafters.resources import Loaded
 from paceline.engine.memory import keep_apart
 from paceline.errors import InvalidOption, PacelineError
 from paceline.measure import report, results
@@ -20,7 +21,6 @@ from paceline.measure.prompts import BUILT_IN, BenchPrompt, spread
 from paceline.measure.run import Record, read_alike, run, warm_up
 from paceline.networks.weights import read_metadata, shipped_file
 from paceline.registry import loading
-from paceline.registry.loaded import Loaded
 
 PAPER, HERE = "paper", "here"
 """Draft sizes: those of the paper, or those that the cost model finds to pay."""

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.target import Target
 from paceline.core.types import IntArray, LogitArray
 from paceline.networks.base import Network
+from paceline.networks.weights import Trained
 
 
 class Noise(NamedTuple):
@@ -118,6 +120,14 @@ class Runner(Protocol):
 
     def hidden(self, branch: Branch) -> LogitArray:
         """Return a branch's state, float32 `[slots, ...]`."""
+        ...
+
+
+class NetworkTarget(Target, Protocol):
+    """A target of `Capabilities.networks`."""
+
+    def run_network(self, trained: Trained) -> Runner:
+        """Return a warm runner of a drafter network beside the target's weights."""
         ...
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from paceline.core.cache import read_text
 from paceline.core.expressions import parse
-from paceline.core.target import RuntimeOptions, TakesMaskRows
+from paceline.core.target import Head, RuntimeOptions
 from paceline.core.types import Denoising, SamplingParams
 from paceline.denoising.decoder import DenoisingDecoder
+from paceline.drafters.resources import Loaded, Resources
 from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
@@ -23,8 +24,7 @@ from paceline.models.source import FirstLayers, ModelSource, resolve
 from paceline.networks.mask_rows import NETWORK, PARTS, MaskRows, load_mask_rows
 from paceline.networks.weights import shipped_file
 from paceline.registry import table as registry
-from paceline.registry.assembly import SpeculationBuilder
-from paceline.registry.loaded import Loaded
+from paceline.registry.assembly import Assembly
 from paceline.registry.options import AUTOREGRESSIVE, DEFAULTS, Options
 from paceline.registry.samplers import DEFAULT_SAMPLERS, make_parts
 from paceline.registry.tuned_choice import Configuration
@@ -34,6 +34,12 @@ from paceline.weights import or_install
 
 # Packages that runtimes need beyond those of paceline.
 _PACKAGES = {"torch": ("torch",), "transformers": ("transformers", "torch")}
+
+# What is said of runtimes without one of `Runtime.changes`.
+_UNCHANGED = {
+    "mask_rows": "has no mask rows: use cpu",
+    "head": "cannot leave out tokens of a model: use cpu or torch",
+}
 
 
 def installed(runtime: str) -> bool:
@@ -61,6 +67,7 @@ def load_model(
     *,
     layers: int | None = None,
     drafts: bool = False,
+    head: Head | None = None,
     progress: bool = True,
     **options: Any,
 ) -> Loaded:
@@ -70,6 +77,7 @@ def load_model(
         asked: the model, or options of which others take the place of some.
         layers: load the first layers alone, as an early-exit draft model.
         drafts: it may have a shorter context than is asked for.
+        head: which tokens it gives logits of; see `paceline.core.target.Runtime.changes`.
         progress: show what is downloaded.
     """
     asked = Options.of(asked, **options)
@@ -84,11 +92,13 @@ def load_model(
     if layers is not None:
         source = FirstLayers(source, layers)
     name = _runtime_for(asked, source, whole=layers is None, drafts=drafts)
-    target = registry.find("runtime", name).load().load(source, asked.of_runtime)
+    runtime = registry.find("runtime", name).load()
+    changes = {each: v for each, v in {"mask_rows": rows, "head": head}.items() if v is not None}
+    for each in changes.keys() - getattr(runtime, "changes", ()):
+        raise RuntimeUnavailable(f"runtime '{name}' {_UNCHANGED[each]}")
     if rows is not None:
-        if not isinstance(target, TakesMaskRows):
-            raise RuntimeUnavailable(f"runtime '{name}' has no mask rows: use cpu")
-        target.add_mask_rows(_mask_rows(rows, source))
+        changes["mask_rows"] = _mask_rows(rows, source)
+    target = runtime.load(source, asked.of_runtime, **changes)
     tokenizer = source.tokenizer()
     tokenizer.fold_system = asked.fold_system
     if template is not None:
@@ -159,11 +169,10 @@ def load_draft(
     model: str,
     *,
     precision: str | None = None,
-    layers: int | None = None,
     translated: bool = False,
-    progress: bool = True,
+    **options: Any,
 ) -> Loaded:
-    """Load a draft model for `loaded`, likewise.
+    """Load a draft model for `loaded`, likewise; options of `load_model` that it does not share.
 
     InvalidOption if the vocabularies differ, unless its drafts are `translated`.
     """
@@ -172,13 +181,13 @@ def load_draft(
         model=model,
         runtime=loaded.target.capabilities.runtime,
         drafts=True,
-        layers=layers,
-        progress=progress,
+        **options,
     )
     if not translated and not small.tokenizer.agrees(loaded.tokenizer):
         raise InvalidOption(
             f"draft model {model} and target {loaded.source.name} have different "
-            "vocabularies: use drafter 'draft-model', or a draft model of the target's family"
+            "vocabularies: use drafter 'draft-model' without option vocabulary, or a draft model "
+            "of the target's family"
         )
     return small
 
@@ -227,19 +236,12 @@ def _draft_decoder(
         capabilities, loaded.source.fingerprint, loaded.tokenizer.encode, named.options
     )
     rule = registry.find("verifier", named.name).load().create(context)
-    assembly = SpeculationBuilder(
-        loaded,
-        rule,
-        verifier,
-        asked.draft_model,
-        lambda model, translated: load_draft(
-            loaded, model, translated=translated, progress=progress
-        ),
-    )
-    drafting = assembly.make(
+    load = partial(load_draft, progress=progress)
+    resources = Resources(loaded, asked.draft_model, load, registry.online_learner)
+    drafting = Assembly(resources, rule).make(
         Configuration(asked.drafter, asked.controller, asked.nodes, asked.depth)
     )
-    if assembly.draft_unused and not spare_draft:
+    if asked.draft_model and not (resources.drafted or spare_draft):
         raise InvalidOption(
             f"drafter '{drafting.settings['drafter']}' uses no draft model: use drafter "
             f"'draft-model' or leave out {asked.draft_model}"
@@ -252,18 +254,18 @@ def _draft_decoder(
         **drafting.settings,
         "verifier": verifier,
         "lossless": rule.lossless,
-        "draft_model": None if assembly.draft_unused else assembly.draft_model,
+        "draft_model": resources.named if resources.drafted else None,
     }
+
+
+_DESCRIBED = ("runtime", "device", "precision", "kv_precision")
 
 
 def _described(loaded: Loaded) -> dict[str, Any]:
     capabilities = loaded.target.capabilities
     return {
         "model": loaded.source.name,
-        "runtime": capabilities.runtime,
-        "device": capabilities.device,
-        "precision": capabilities.precision,
-        "kv_precision": capabilities.kv_precision,
+        **{each: getattr(capabilities, each) for each in _DESCRIBED},
         "version": __version__,
     }
 
@@ -289,16 +291,8 @@ def _check_autoregressive(loaded: Loaded, asked: Options) -> None:
 
 
 # Options that a canvas has no use for.
-_OF_DRAFTS = [
-    "drafter",
-    "verifier",
-    "controller",
-    "nodes",
-    "depth",
-    "draft_model",
-    "step_tokens",
-    "pool",
-]
+_OF_DRAFTS = ["drafter", "verifier", "controller", "nodes", "depth", "draft_model"]
+_OF_DRAFTS += ["step_tokens", "pool"]
 
 
 def _canvas_decoder(loaded: Loaded, asked: Options) -> tuple[DenoisingDecoder, dict[str, Any]]:

@@ -11,14 +11,14 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from paceline.core.types import SamplingParams
+from paceline.drafters.resources import Loaded, has_coarser
 from paceline.errors import PromptError
 from paceline.measure.agent import Dialogues
 from paceline.measure.prompts import BenchPrompt, spread
 from paceline.measure.report import BASELINE, Row, rows
 from paceline.measure.run import Record, Rotation, Run, warm_up
 from paceline.networks.weights import shipped_cards
-from paceline.registry.assembly import DEFAULT_DRAFTER, has_coarser
-from paceline.registry.loaded import Loaded
+from paceline.registry.assembly import DEFAULT_DRAFTER
 from paceline.registry.loading import make_engine
 from paceline.registry.tuned_choice import Configuration
 
@@ -120,7 +120,7 @@ class Space:
         """Build the space of a loaded model."""
         target = loaded.target
         coarser = has_coarser(target.capabilities)
-        if getattr(target, "run_network", None) is None or not target.capabilities.feature_layers:
+        if not (target.capabilities.networks and target.capabilities.feature_layers):
             return cls(coarser=coarser)
         cards = shipped_cards()
         model = loaded.source.fingerprint

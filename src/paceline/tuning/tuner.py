@@ -20,7 +20,7 @@ from paceline.registry.tuned_choice import Configuration, Kind, TunedChoice
 from paceline.tuning.space import DEFAULT, PLAIN, Evidence, Track
 
 if TYPE_CHECKING:
-    from paceline.registry.loaded import Loaded
+    from paceline.drafters.resources import Loaded
     from paceline.tuning.search import Candidate, Search
 
 # Least relative speedup of a choice.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -33,7 +33,8 @@ from paceline.core.types import (
     Verdict,
 )
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
-from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.drafters.resources import Resources
+from paceline.errors import InvalidOption
 from paceline.registry import table as registry
 from paceline.sampling.gumbel import GumbelNoise
 from paceline.sampling.processors import State
@@ -248,20 +249,14 @@ class Cascade(Drafter):
                 "a cascade of one level is its bottom drafter alone: use drafter "
                 f"'{asked.bottom}', or leave out middle=false"
             )
-        models = [context.draft_model()] if asked.middle else []
+        models = [context.resources.draft_model(cls.name)] if asked.middle else []
         if asked.int8:
-            if context.coarser is None:
-                raise RuntimeUnavailable(
-                    "a cascade with int8=true needs a target at fp32 on runtime cpu: use "
-                    "--precision fp32, or leave it out"
-                )
-            models.append(context.coarser())
-        above = context.below(models[0]) if context.below else context
-        bottom: Drafter = drafts.create(
-            replace(above, accepts=frozenset({None}), shape="tree", options=theirs)
-        )
+            models.append(context.resources.coarser(cls.name))
+        coupled = not context.needs_q
+        below = DrafterContext(Resources(models[0]), gumbel_coupled=coupled, options=theirs)
+        bottom: Drafter = drafts.create(below)
         return cls(
-            [Level(model, asked.least or None, asked.nodes) for model in models],
+            [Level(model.target, asked.least or None, asked.nodes) for model in models],
             context.target.vocab_size,
             needs_q=context.needs_q,
             bottom=bottom,

@@ -27,6 +27,7 @@ from paceline.core.types import (
 from paceline.denoising.canvas import visible
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.errors import InvalidOption
+from paceline.models.source import drafting_denoiser
 from paceline.sampling.distributions import gumbel_max
 from paceline.sampling.randomness import Draw, Purpose
 from paceline.sampling.sequence import Sequence
@@ -83,7 +84,9 @@ class Deer(Drafter):
         """Load the draft model; InvalidOption for an unknown option."""
         bound = "model", "vocab_size", "needs_q"
         chosen = arguments(cls, "drafter", context.options, *bound)
-        return cls(context.denoiser(), context.target.vocab_size, needs_q=context.needs_q, **chosen)
+        default = drafting_denoiser(context.model)
+        model = context.resources.draft_model(cls.name, default=default).target
+        return cls(model, context.target.vocab_size, needs_q=context.needs_q, **chosen)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         lengths = [min(budget.nodes, budget.depth) for budget in budgets]

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.drafters.table_runner import TableRunner
+from tests.helpers.drafter_context import context as drafter_context
 
 from paceline.core import tree as trees
 from paceline.core.types import Budget, LogitArray, Needs, SamplingParams, TokenTree
-from paceline.drafters.base import DrafterContext
 from paceline.drafters.network.drafter import TrainedDrafter, draft_lm
 from paceline.drafters.network.trees import TreeDrafts, draft_sampling
 from paceline.engine.loop import AutoregressiveDecoder
@@ -290,7 +290,9 @@ def chosen(trained: Trained, verifier: Verifier, **options: str) -> TreeDrafts |
     def none() -> Any:
         raise AssertionError("no draft model was named")
 
-    context = DrafterContext(CAPABILITIES, none, verifier.accepts, verifier.shape, options=options)
+    context = drafter_context(
+        CAPABILITIES, accepts=verifier.accepts, shape=verifier.shape, options=options
+    )
     runner = TableRunner(SMALL, IDS)
     return TreeDrafts.chosen(context, runner, trained)
 

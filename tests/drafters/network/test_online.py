@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.helpers.drafter_context import context as drafter_context
 from tests.helpers.tiny_model import named_tensors, tiny_config
 
 from paceline.core.types import Budget, Needs, SamplingParams
@@ -37,8 +38,8 @@ from paceline.verifiers.matching import Coupled
 
 CONFIG = replace(tiny_config(vocab_size=64), hidden_size=32, head_dim=8, ffn_size=48)
 TENSORS = named_tensors(CONFIG)
-SOURCE: Any = SimpleNamespace(config=CONFIG, weights=lambda: TENSORS)
 MODEL = "fingerprint"
+SOURCE: Any = SimpleNamespace(config=CONFIG, weights=lambda: TENSORS, fingerprint=MODEL)
 GREEDY = SamplingParams(max_new_tokens=24)
 SAMPLED = SamplingParams(max_new_tokens=24, temperature=1.0, seed=3)
 PROMPTS = ([5, 9, 17], [11, 30, 4, 2, 8], [40, 41])
@@ -266,18 +267,8 @@ def test_an_update_that_fails_is_dropped_and_said_once(
 
 
 def context(target: TorchTarget, **options: str) -> DrafterContext:
-    def no_model() -> Any:
-        raise AssertionError
-
-    return DrafterContext(
-        target.capabilities,
-        no_model,
-        options=options,
-        model=MODEL,
-        run_network=target.run_network,
-        source=SOURCE,
-        learner=lambda: OnlineLearner,
-    )
+    learner = lambda: OnlineLearner  # noqa: E731
+    return drafter_context(target, source=SOURCE, learner=learner, options=options)
 
 
 def test_what_was_learnt_is_kept_beside_the_weights_and_taken_up(
@@ -342,6 +333,6 @@ def test_bad_options_are_named(target: TorchTarget, tmp_path: Path) -> None:
     refused("rate must be between 0 and 1", online="9", rate="2")
     refused("save would write over the weights", online="9", save=str(path))
     refused("has no option 'onlin'", onlin="9")
-    no_source = replace(context(target, weights=str(path), online="9"), source=None)
-    with pytest.raises(RuntimeUnavailable, match="option online needs the target's weights"):
-        hydra.create(no_source)
+    served = drafter_context(target, source=SOURCE, options={"weights": str(path), "online": "9"})
+    with pytest.raises(RuntimeUnavailable, match="for a target, not for its draft model"):
+        hydra.create(served)

@@ -15,6 +15,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from tests.helpers import tiny_model as tiny
+from tests.helpers.drafter_context import context as drafter_context
 from tests.runtimes import tiny_cpu
 
 from paceline.core import tree as trees
@@ -85,16 +86,7 @@ def saved(path: Path, trained: Trained) -> Path:
 
 
 def context(target: Any, **options: str) -> DrafterContext:
-    def no_model() -> Any:
-        raise AssertionError("no draft model was named")
-
-    return DrafterContext(
-        target.capabilities,
-        no_model,
-        options=options,
-        model=MODEL,
-        run_network=getattr(target, "run_network", None),
-    )
+    return drafter_context(target, model=MODEL, options=options)
 
 
 def generate(
@@ -328,6 +320,7 @@ CAPABILITIES = Capabilities(
     hidden_states=True,
     bit_exact=True,
     feature_layers=(0, 1, 2),
+    networks=True,
 )
 
 
@@ -434,7 +427,7 @@ def test_tampered_numbers_are_refused(weights: Path) -> None:
     refused("hydra", "draft ids out of order", weights=str(saved(weights, unordered)))
 
 
-def test_other_bad_options_are_named(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_bad_options_are_named(weights: Path) -> None:
     class Runs(Bare):
         def run_network(self, trained: Trained) -> Any:
             return None
@@ -450,10 +443,8 @@ def test_other_bad_options_are_named(weights: Path, monkeypatch: pytest.MonkeyPa
     options = {**options, "growth": "static", "runner_ups": "true"}
     refused("hydra", "option runner_ups is for chains of most likely tokens", Runs(), **options)
     refused("hydra", "runtime 'some' gives no hidden", Bare(feature_layers=()))
-    bare = Bare()
-    monkeypatch.setattr(bare, "run_network", None)
     for name in ("hydra", "draft-lm"):
-        refused(name, "runtime 'some' runs none: use --runtime", bare)
+        refused(name, "runtime 'some' runs none: use --runtime", Bare(networks=False))
     refused("draft-lm", "no weights ship for drafter 'draft-lm'", Bare(feature_layers=()))
 
 

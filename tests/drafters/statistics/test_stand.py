@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.helpers.drafter_context import context as drafter_context
 from tests.proof.joints import joint_after_round
 
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, Distribution, SamplingParams, TokenTree, Verdict
-from paceline.drafters.base import DrafterContext
 from paceline.drafters.statistics import stand
 from paceline.drafters.statistics.stand import Stand
 from paceline.engine.loop import AutoregressiveDecoder
@@ -172,7 +172,7 @@ def test_a_verifier_decides_whether_drafts_are_drawn(rule: Verifier, drawn: bool
         raise AssertionError("no draft model is needed")
 
     capabilities = TabularTarget(TARGET.logits, VOCABULARY).capabilities
-    drafter = Stand.create(DrafterContext(capabilities, none, rule.accepts))
+    drafter = Stand.create(drafter_context(capabilities, accepts=rule.accepts))
     assert drafter.kind == ("without_replacement" if drawn else None)
     teach(drafter, [0, 1], [2, 1, 0, 1], TEACHER)
     [draft] = drafter.propose([start([0, 1])], [Budget(4, 3)])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.drafter_context import context as drafter_context
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
@@ -137,7 +138,7 @@ def test_a_frequent_context_is_sampled(folder: Path) -> None:
 
 def context(vocabulary: int = VOCABULARY, **options: str) -> DrafterContext:
     target = TabularTarget(TabularModel(vocabulary, 1, seed=0).logits, vocabulary)
-    return DrafterContext(target.capabilities, lambda: target, options=options)
+    return drafter_context(target, options=options)
 
 
 def test_an_option_names_the_index(tmp_path: Path) -> None:

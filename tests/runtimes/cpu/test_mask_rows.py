@@ -48,9 +48,7 @@ def mask_rows(scale: float = 0.5, rank: int = 8) -> MaskRows:
 
 
 def made(precision: str = "fp32", scale: float = 0.5) -> Any:
-    target = tiny_cpu.target(precision)
-    target.add_mask_rows(mask_rows(scale))
-    return target
+    return tiny_cpu.target(precision, mask_rows=mask_rows(scale))
 
 
 def group(target: Any, cache: Any, tokens: list[int]) -> Rows:

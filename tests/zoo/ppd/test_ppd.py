@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.helpers import tiny_model as tiny
+from tests.helpers.drafter_context import context as drafter_context
 from tests.helpers.sampled_drafts import Sampled
 from tests.runtimes import tiny_cpu
 
@@ -18,6 +19,7 @@ from paceline.core.expressions import parse
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, LogitArray, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
+from paceline.drafters.resources import Resources
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, RuntimeUnavailable
@@ -224,14 +226,15 @@ def context(tmp_path: Path) -> DrafterContext:
     save_prompt_tokens(
         tmp_path / "ppd.safetensors", PromptTokens(rows, ACCURACIES, {"model": "0123"})
     )
-    target = TabularTarget(MODEL.logits, VOCABULARY).capabilities
-    return DrafterContext(
-        replace(target, hidden_size=8),
-        lambda: pytest.fail("no draft model is needed"),
-        options={"weights": str(tmp_path / "ppd.safetensors")},
-        model="0123",
-        add_embeddings=lambda rows: VOCABULARY + len(rows),
-    )
+    target: Any = TabularTarget(MODEL.logits, VOCABULARY)
+    target._capabilities = replace(target.capabilities, hidden_size=8)
+    target.add_embeddings = lambda rows: VOCABULARY + len(rows)
+    options = {"weights": str(tmp_path / "ppd.safetensors")}
+    return drafter_context(target, model="0123", embeddings=True, options=options)
+
+
+def another(context: DrafterContext) -> Resources:
+    return drafter_context(context.target, model="4567").resources
 
 
 def test_it_is_made_from_a_file(context: DrafterContext) -> None:
@@ -244,8 +247,12 @@ def test_it_is_made_from_a_file(context: DrafterContext) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda c: replace(c, add_embeddings=None), RuntimeUnavailable, "hold no token"),
-        (lambda c: replace(c, model="4567"), InvalidOption, "another model"),
+        (lambda c: replace(c, embeddings=False), RuntimeUnavailable, "hold no token"),
+        (
+            lambda c: replace(c, resources=another(c)),
+            InvalidOption,
+            "another model",
+        ),
         (lambda c: replace(c, options={"weights": "no"}), InvalidOption, "there is no file no"),
         (lambda c: replace(c, options={"wheels": "2"}), InvalidOption, "wheels"),
         (lambda c: replace(c, options={"aware": "maybe"}), InvalidOption, "aware=true or false"),

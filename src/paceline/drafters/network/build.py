@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 from paceline.core.options import arguments
 from paceline.drafters.base import DrafterContext
@@ -20,7 +20,7 @@ from paceline.drafters.network.stopping_head import (
 from paceline.drafters.network.trees import TreeDrafts
 from paceline.drafters.network.weights import digest_of, fitting, shipped
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.networks.runner import Runner
+from paceline.networks.runner import NetworkTarget, Runner
 from paceline.networks.weights import Trained
 
 _LEARNING = ("online", "rate", "save")
@@ -100,11 +100,11 @@ class DrafterParts:
 
 
 def _runs(context: DrafterContext, name: str, reads: bool) -> Callable[[Trained], Runner]:
-    run = context.run_network
-    if run is None or (reads and not context.target.feature_layers):
-        what = "runs none" if run is None else "gives no hidden states of several layers"
+    runs, target = context.target.networks, context.resources.loaded.target
+    if not runs or (reads and not context.target.feature_layers):
+        what = "gives no hidden states of several layers" if runs else "runs none"
         raise RuntimeUnavailable(
             f"drafter '{name}' is a trained network, and runtime '{context.target.runtime}' "
             f"{what}: use --runtime cpu or torch"
         )
-    return run
+    return cast(NetworkTarget, target).run_network

@@ -375,14 +375,13 @@ def find_learner(
     """Return a factory of trainers that begin with these weights.
 
     Raises:
-        RuntimeUnavailable: PyTorch is not installed, or the target's weights are out of reach.
+        RuntimeUnavailable: PyTorch is not installed, or the drafter serves a draft model.
     """
-    source, load = context.source, context.learner
-    if source is None or load is None or find_spec("torch") is None:
-        what = "PyTorch: pip install 'paceline[torch]'"
-        if source is None:
-            what = "the target's weights, which are not given here: load the model by its name"
-        raise RuntimeUnavailable(f"option online needs {what}")
+    source, load = context.resources.loaded.source, context.resources.learner
+    if load is None:
+        raise RuntimeUnavailable("option online is for a target, not for its draft model: leave it")
+    if find_spec("torch") is None:
+        raise RuntimeUnavailable("option online needs PyTorch: pip install 'paceline[torch]'")
 
     def make() -> Learner:
         learner: Learner = load()(trained, source, rate=settings.rate)

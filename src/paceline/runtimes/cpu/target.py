@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +16,15 @@ from paceline.core.processor import usable_threads
 from paceline.core.target import (
     DEFAULT_OPTIONS,
     NO_LOGITS,
+    Head,
     Layer,
     Output,
     Rows,
+    Runtime,
     RuntimeOptions,
     have_inputs,
 )
-from paceline.core.types import Capabilities, Denoises, Described, IntArray, LogitArray
+from paceline.core.types import Capabilities, Denoises, LogitArray
 from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.source import ModelSource
@@ -31,8 +34,8 @@ from paceline.native.packed import Packed
 from paceline.networks.mask_rows import MaskRows
 from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
-from paceline.runtimes.cpu import mask_rows
 from paceline.runtimes.cpu.forward import Counted, Forward, ForwardBatch
+from paceline.runtimes.cpu.mask_rows import PackedMaskRows
 from paceline.runtimes.cpu.matrices import Matrices, check_precision
 from paceline.runtimes.cpu.networks.runner import CpuRunner
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
@@ -61,11 +64,12 @@ def check_kv_precision(precision: str) -> KvDtype:
     return KV_PRECISIONS[precision]
 
 
-class CpuTarget(Described):
+class CpuTarget(Runtime):
     """A model on the CPU, by native kernels."""
 
     name = "cpu"
     guarantee = "bit-exact"
+    changes = frozenset({"mask_rows", "head"})
 
     def __init__(
         self,
@@ -77,6 +81,8 @@ class CpuTarget(Described):
         prefix_tokens: int | None = None,
         threads: int | None = None,
         kv_precision: str | None = None,
+        mask_rows: MaskRows | None = None,
+        head: Head | None = None,
     ) -> None:
         """Pack the weights and record the forward.
 
@@ -90,9 +96,10 @@ class CpuTarget(Described):
                 nothing. Default `PREFIX_TOKENS`.
             threads: default all cores this process may use.
             kv_precision: "fp16" or "fp32". Default fp16, fp32 at precision fp32.
+            mask_rows, head: see `Runtime.changes`; other rows do not change by a bit.
 
         Raises:
-            InvalidOption: unknown precision, or too small a cache.
+            InvalidOption: unknown precision, too small a cache, or mask rows of another width.
             RuntimeUnavailable: the native kernels are not there and do not compile.
             ModelError: the kernels do not run this model's shapes.
             OutOfMemory: there is no memory for the model or the cache.
@@ -119,8 +126,17 @@ class CpuTarget(Described):
         self._kv_tokens = kv_tokens
         self._packed = Packed()
         self.matrices = Matrices(weights, precision, self._packed, self.threads)
+        kept = None if head is None else head(config.vocab_size)
+        if kept is not None:
+            self.matrices.trim_head(kept)
         self._extra = no_rows(config.hidden_size)
-        self._masks: mask_rows.PackedMaskRows | None = None
+        self._masks: PackedMaskRows | None = None
+        denoises = config.denoises
+        if mask_rows is not None:
+            self._extra, first = with_rows(self._extra, mask_rows.embedding[None])
+            mask = config.vocab_size + first
+            self._masks = PackedMaskRows(mask_rows, mask, self._packed)
+            denoises = Denoises(mask, "causal", shifted=True, autoregressive=True)
         try:
             self._pool = BlockPool(
                 config.layers,
@@ -150,12 +166,18 @@ class CpuTarget(Described):
             kv_precision=kv_precision,
             kv_bytes_per_token=self._pool.bytes_per_token,
             blocks=True,
-            denoises=config.denoises,
+            networks=True,
+            embeddings=True,
+            paged=True,
+            head=None if kept is None else tuple(kept.tolist()),
+            denoises=denoises,
         )
 
     @classmethod
-    def load(cls, source: ModelSource, options: RuntimeOptions = DEFAULT_OPTIONS) -> CpuTarget:
-        """Load a model.
+    def load(
+        cls, source: ModelSource, options: RuntimeOptions = DEFAULT_OPTIONS, **changes: Any
+    ) -> CpuTarget:
+        """Load a model; `changes` are the constructor's.
 
         Raises:
             InvalidOption: unknown precision or device, and as for the constructor.
@@ -175,6 +197,7 @@ class CpuTarget(Described):
             prefix_tokens=options.prefix_tokens,
             threads=options.threads,
             kv_precision=options.kv_precision,
+            **changes,
         )
 
     @property
@@ -216,24 +239,6 @@ class CpuTarget(Described):
             self._forward = self._recorded()
             self._partial.clear()
         return self._capabilities.vocab_size + first
-
-    def add_mask_rows(self, trained: MaskRows) -> None:
-        """Let masked places be asked for, by rows that go through an adapter.
-
-        Other rows do not change by a bit. `capabilities.denoises` tells the mask's id. Raises
-        InvalidOption if the embedding has another width.
-        """
-        mask = self.add_embeddings(trained.embedding[None])
-        self._masks = mask_rows.PackedMaskRows(trained, mask, self._packed)
-        self._forward = self._recorded()
-        self._partial.clear()
-        facts = Denoises(mask, "causal", shifted=True, autoregressive=True)
-        self._capabilities = replace(self._capabilities, denoises=facts)
-
-    def trim_head(self, ids: IntArray) -> None:
-        self.matrices.trim_head(ids)
-        self._forward = self._recorded()
-        self._partial.clear()
 
     @property
     def memory(self) -> BlockPool:

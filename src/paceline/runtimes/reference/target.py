@@ -18,10 +18,11 @@ from paceline.core.target import (
     Layer,
     Output,
     Rows,
+    Runtime,
     RuntimeOptions,
     have_inputs,
 )
-from paceline.core.types import Capabilities, Described, LogitArray
+from paceline.core.types import Capabilities, LogitArray
 from paceline.errors import InvalidOption
 from paceline.models import families
 from paceline.models.config import ModelConfig, feature_layers
@@ -36,7 +37,7 @@ from paceline.runtimes.reference.ops import AskedRows, ReferenceCache, Reference
 _CHUNK = 128  # tokens per prefill pass: bounds memory
 
 
-class ReferenceTarget(Described):
+class ReferenceTarget(Runtime):
     """A model in NumPy, sequence by sequence."""
 
     name = "reference"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from paceline.core.processor import usable_threads
 from paceline.core.target import (
     DEFAULT_OPTIONS,
     NO_STATE,
+    Head,
     Layer,
     Output,
     Rows,
@@ -50,6 +52,7 @@ class TorchTarget:
         weights: tensors by canonical name.
         device: "cpu", "cuda" or "cuda:N".
         precision: "fp32", "bf16" or "fp64".
+        head: see `paceline.core.target.Runtime.changes`.
 
     Raises:
         InvalidOption: unknown device or precision.
@@ -62,10 +65,14 @@ class TorchTarget:
         weights: Weights | Mapping[str, LogitArray],
         device: str = "cpu",
         precision: str = "fp32",
+        head: Head | None = None,
     ) -> None:
         self._device = torch_device(device)
         self._dtype = torch_dtype(precision)
         self._network = TorchModel(config, weights, self._device, self._dtype)
+        kept = None if head is None else head(config.vocab_size)
+        if kept is not None:
+            self._network.trim_head(torch.from_numpy(kept))
         self.config = config
         self._extra = no_rows(config.hidden_size)
         self._capabilities = Capabilities(
@@ -79,12 +86,17 @@ class TorchTarget:
             bit_exact=False,
             feature_layers=feature_layers(config.layers),
             blocks=True,
+            networks=True,
+            embeddings=True,
+            head=None if kept is None else tuple(kept.tolist()),
             denoises=config.denoises,
         )
 
     @classmethod
-    def load(cls, source: ModelSource, options: RuntimeOptions = DEFAULT_OPTIONS) -> TorchTarget:
-        """Load a model.
+    def load(
+        cls, source: ModelSource, options: RuntimeOptions = DEFAULT_OPTIONS, **changes: Any
+    ) -> TorchTarget:
+        """Load a model; `changes` are the constructor's.
 
         Raises:
             ModelError: the model is unreadable or of another family.
@@ -95,7 +107,8 @@ class TorchTarget:
             torch.set_num_threads(usable_threads(options.threads))
         config = source.config
         config = replace(config, max_context=options.limit(config.max_context))
-        return cls(config, source.weights(), options.device or "cpu", options.precision or "fp32")
+        place = options.device or "cpu", options.precision or "fp32"
+        return cls(config, source.weights(), *place, **changes)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -166,9 +179,6 @@ class TorchTarget:
             )
             for each, normed, made, streamed, after in parts
         ]
-
-    def trim_head(self, ids: IntArray) -> None:
-        self._network.trim_head(torch.from_numpy(ids))
 
     def add_embeddings(self, rows: LogitArray) -> int:
         """Add embeddings that draft nodes may carry in place of tokens.

@@ -18,7 +18,7 @@ from paceline.training.recipe import RATE
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.registry.loaded import Loaded
+    from paceline.drafters.resources import Loaded
     from paceline.training.classifier_metrics import ClassifierMetrics, Figure
     from paceline.zoo.heads.grading import Problem
     from paceline.zoo.heads.training import ExampleStore

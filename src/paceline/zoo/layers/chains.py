@@ -87,14 +87,15 @@ class SelfDrafter(Drafter):
     @classmethod
     def _parts(cls, context: DrafterContext) -> tuple[Target, int, bool]:
         # First arguments of the constructor.
-        if context.layered is None or context.source is None:
+        if not context.target.blocks:
             raise RuntimeUnavailable(
                 f"drafter '{cls.name}' runs some of the target's layers, which runtime "
                 f"'{context.target.runtime}' cannot: use runtime cpu or torch"
             )
         if context.needs_q and "iid" not in context.accepts:
             raise InvalidOption(f"drafter '{cls.name}' draws chains: use verifier 'rejection'")
-        return context.layered, context.source.config.layers, context.needs_q
+        loaded = context.resources.loaded
+        return loaded.target, loaded.source.config.layers, context.needs_q
 
     @abstractmethod
     def _layers(self, sequence: Sequence) -> tuple[Layer, ...]:

@@ -138,13 +138,13 @@ class DoubleExit(ExitDrafter):
         given = ("target", "layers", "needs_q", "trained", "final_norm", "norm_eps")
         chosen = arguments(cls, "drafter", options, *given)
         parts = cls._parts(context)
-        assert context.source is not None
+        source = context.resources.loaded.source
         path = Path(named).expanduser() if named else shipped(cls.network, context.model)
         return cls(
             *parts,
             trained=fitting(path, cls.network, context.model, context.target),
-            final_norm=np.asarray(context.source.weights()["norm"], np.float32),
-            norm_eps=context.source.config.norm_eps,
+            final_norm=np.asarray(source.weights()["norm"], np.float32),
+            norm_eps=source.config.norm_eps,
             **chosen,
         )
 

@@ -70,7 +70,7 @@ class HiddenTransferDrafter(Drafter):
         options = dict(context.options)
         named = options.pop("weights", None)
         chosen = arguments(cls, "drafter", options, "target", "layers", "trained")
-        if context.layered is None or context.source is None:
+        if not context.target.blocks:
             raise RuntimeUnavailable(
                 f"drafter '{cls.name}' adds rows to the target's last layers, which runtime "
                 f"'{context.target.runtime}' cannot: use runtime cpu or torch"
@@ -79,7 +79,8 @@ class HiddenTransferDrafter(Drafter):
         trained = fitting(path, cls.name, context.model, context.target)
         if context.shape == "chain" or not context.target.tree:
             chosen["ranks"] = 1
-        return cls(context.layered, context.source.config.layers, trained, **chosen)
+        loaded = context.resources.loaded
+        return cls(loaded.target, loaded.source.config.layers, trained, **chosen)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         self._rows.clear()

@@ -18,6 +18,7 @@ from paceline.core.target import Layer, Output, Rows, Target
 from paceline.core.types import Capabilities, LogitArray
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.resources import Loaded
 from paceline.errors import RuntimeUnavailable
 from paceline.trees.base import TreeExpansion
 from paceline.trees.choice import expansion_for
@@ -166,8 +167,8 @@ class SortedExits(DraftModel):
         super().__init__(cast(Any, self.model), vocab_size, growth, recent)
 
     @classmethod
-    def create(cls, context: DrafterContext) -> Self:
-        """Load the draft model; options are the constructor's.
+    def create(cls, context: DrafterContext, model: Loaded | None = None) -> Self:
+        """Load the draft model, if none is given; options are the constructor's.
 
         Raises:
             InvalidOption: an unknown option, or a verifier that takes no chains.
@@ -176,12 +177,12 @@ class SortedExits(DraftModel):
         given = ("model", "layers", "vocab_size", "growth")
         chosen = arguments(cls, "drafter", context.options, *given)
         growth = expansion_for(context.accepts, "chain")
-        model = context.draft_model()
-        if not model.capabilities.blocks:
+        small = (model or context.resources.draft_model(cls.name)).target
+        if not small.capabilities.blocks:
             raise RuntimeUnavailable(
                 f"drafter '{cls.name}' runs layers of the draft model alone, which runtime "
-                f"'{model.capabilities.runtime}' cannot: use runtime cpu or torch"
+                f"'{small.capabilities.runtime}' cannot: use runtime cpu or torch"
             )
-        layers = int(cast(Any, model).config.layers)
+        layers = int(cast(Any, small).config.layers)
         vocabulary = context.target.vocab_size
-        return cls(model, layers, vocabulary, growth, **chosen)
+        return cls(small, layers, vocabulary, growth, **chosen)

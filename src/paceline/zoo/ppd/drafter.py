@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
@@ -70,15 +70,17 @@ class PPD(Drafter):
                 "drafter 'ppd' has options weights=FILE and aware=true or false, not "
                 f"{', '.join(options) or aware}"
             )
-        if context.add_embeddings is None:
+        if not context.embeddings:
             raise RuntimeUnavailable(
                 "drafter 'ppd' drafts nodes that hold no token: it needs runtime cpu or "
                 "torch, a lossless verifier, and no other drafter beside it"
             )
         path = Path(weights) if weights else _shipped(context.model)
         trained = load_prompt_tokens(path, context.model, context.target.hidden_size)
-        first = context.add_embeddings(trained.embeddings)
-        return cls(trained.accuracies, first, context.costs if aware == "true" else None)
+        loaded = context.resources.loaded
+        first: int = cast(Any, loaded.target).add_embeddings(trained.embeddings)
+        costs = (lambda: loaded.costs) if aware == "true" else None
+        return cls(trained.accuracies, first, costs)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         return [self._tree(s, b) for s, b in zip(sequences, budgets, strict=True)]

@@ -300,7 +300,7 @@ class Scheduled(Drafter):
         cls, context: DrafterContext, chosen: dict[str, Any], threads: int = 0, process: bool = True
     ) -> Worker:
         require(threads >= 0, "threads", threads, "0 (all) or more")
-        model = context.draft_model()
+        model = context.resources.draft_model(cls.name).target
         runtime = model.capabilities.runtime
         if threads and runtime != "cpu":
             raise InvalidOption(f"option threads is for runtime cpu, not {runtime}: leave it out")

@@ -72,12 +72,13 @@ class Mirror(Scheduled):
 
     @classmethod
     def _parts(cls, context: DrafterContext) -> dict[str, Any]:
-        if context.layered is None or context.source is None:
+        if not context.target.blocks:
             raise RuntimeUnavailable(
                 f"drafter '{cls.name}' runs the target's layers in two parts, which runtime "
                 f"'{context.target.runtime}' cannot: use runtime cpu or torch"
             )
-        return {"target": context.layered, "layers": context.source.config.layers}
+        loaded = context.resources.loaded
+        return {"target": loaded.target, "layers": loaded.source.config.layers}
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         self._running = {id(each.cache): each for each in sequences}
