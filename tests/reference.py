@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
 
 from paceline.cli.app import commands
+from paceline.cli.options import CANVAS, CHATS, VERIFICATION, SamplingOptions
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
@@ -21,12 +23,24 @@ _INTRODUCTION = """\
 Every command with its help, plugins included. This page is written by
 `python -m tests.reference` and compared by a test. `paceline COMMAND --help` prints the
 same. Errors end as one line on standard error with exit code 2, Ctrl-C with 130. What two
-commands or more have alike stands once, at the end.
+commands or more have alike stands once, [at the end](#options-of-many-commands), in groups.
 """
 
 
 SHARED = 2
 """So many commands have an option alike before it is said once for all of them."""
+
+
+GROUPS = {
+    "Model": ("model", "runtime", "device", "precision", "threads"),
+    "Drafts": ("drafter", *VERIFICATION),
+    "Canvas": CANVAS,
+    "Context": ("max_context", "kv_precision", *CHATS),
+    "Sampling": tuple(field.name for field in fields(SamplingOptions)),
+    "Labels": ("examples", "drafters", "graded", "limit", "new_tokens")
+    + ("ahead", "cost", "penalty", "held_out"),
+}
+"""Options that a command takes all of, or that are named one by one, by the group's title."""
 
 
 class Section(NamedTuple):
@@ -50,25 +64,35 @@ def page() -> str:
     sections = list(_sections(typer.main.get_command(commands()), "paceline"))
     uses = Counter(row for section in sections for row in section.rows)
     shared = [row for row in uses if uses[row] >= SHARED]
+    groups = {title: _group(names, shared, uses) for title, names in GROUPS.items()}
+    grouped = [row for rows in groups.values() for row in rows]
     return "".join(
         [
             _INTRODUCTION,
-            *(
-                _written(section, [row for row in section.rows if row in shared])
-                for section in sections
-            ),
+            *(_written(section, shared, groups) for section in sections),
             "\n## Options of many commands\n",
-            _table(shared),
+            *(f"\n### {title}\n{_table(rows)}" for title, rows in groups.items()),
+            "\n### Others\n",
+            _table([row for row in shared if row not in grouped]),
         ]
     )
 
 
-def _written(section: Section, shared: list[Row]) -> str:
+def _group(names: Sequence[str], shared: list[Row], uses: Counter[Row]) -> list[Row]:
+    """Return the rows of these options as most commands have them."""
+    flags = [f"`--{name.replace('_', '-')}`" for name in names]
+    alike = [[row for row in shared if row.names.split(", ")[0] == flag] for flag in flags]
+    return [max(rows, key=lambda row: uses[row]) for rows in alike]
+
+
+def _written(section: Section, shared: list[Row], groups: Mapping[str, list[Row]]) -> str:
     own = [row for row in section.rows if row not in shared]
     out = f"\n## {section.path}\n\n{section.help}\n\n    {section.usage}\n{_table(own)}"
-    if shared:
-        out += f"\n[And](#options-of-many-commands) {', '.join(row.names for row in shared)}.\n"
-    return out
+    whole = {title: rows for title, rows in groups.items() if set(rows) <= set(section.rows)}
+    said = [f"[{title}](#{title.lower()})" for title in whole]
+    grouped = [row for rows in whole.values() for row in rows]
+    said += [row.names for row in section.rows if row in shared and row not in grouped]
+    return out + (f"\nAnd {', '.join(said)}.\n" if said else "")
 
 
 def _table(rows: list[Row]) -> str:
