@@ -37,8 +37,10 @@ GROUPS = {
     "Canvas": CANVAS,
     "Context": ("max_context", "kv_precision", *CHATS),
     "Sampling": tuple(field.name for field in fields(SamplingOptions)),
-    "Labels": ("examples", "drafters", "graded", "limit", "new_tokens")
-    + ("ahead", "cost", "penalty", "held_out"),
+    "Labels": (
+        *("examples", "drafters", "graded", "limit", "new_tokens", "ahead"),
+        *("cost", "penalty", "held_out"),
+    ),
 }
 """Options that a command takes all of, or that are named one by one, by the group's title."""
 
