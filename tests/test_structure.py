@@ -43,6 +43,11 @@ def test_nothing_imports_upward(module: str) -> None:
             assert layer(below) < layer(module), f"{module} imports {each.target}"
 
 
+def test_a_word_that_all_may_use_has_more_users_than_one() -> None:
+    """Else it stands with its user. Those that are allowed are found, so it can fail."""
+    assert structure.lonely() == set(structure.ONE_USER)
+
+
 def test_nothing_but_the_zoo_names_the_zoo() -> None:
     for module, path in MODULES.items():
         assert folder(module) == "zoo" or "paceline.zoo" not in path.read_text(), module

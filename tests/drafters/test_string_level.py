@@ -20,11 +20,11 @@ from paceline.core.types import Budget, LogitArray, SamplingParams, TokenTree, V
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.string_level import ByVocabulary, StringLevel
+from paceline.drafters.translation import Reader, Translation
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption
 from paceline.models.text import Tokenizer
-from paceline.models.translation import Reader, Translation
 from paceline.policy.controller import Fixed
 from paceline.proof.compare import goodness_of_fit, max_error, target_joint
 from paceline.proof.oracle import Joint, enumerate_distribution

@@ -14,8 +14,9 @@ from tests.helpers.vocabularies import spaced
 from tokenizers.processors import TemplateProcessing
 
 from paceline.engine.requests import token_ids
+from paceline.engine.stopping import StopStrings
 from paceline.errors import PromptError
-from paceline.models.text import Offsets, StopStrings, Tokenizer
+from paceline.models.text import Offsets, Tokenizer
 
 CORE = tiny_tokenizer()
 TOKENIZER = Tokenizer(CORE, eos_token_ids=(2,), chat_template=CHAT_TEMPLATE)

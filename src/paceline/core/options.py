@@ -93,10 +93,6 @@ def at_least(least: int, kind: Any = int) -> Allowed:
     return Allowed(lambda value: isinstance(value, kind) and value >= least, f"{least} or more")
 
 
-def above(limit: int) -> Allowed:
-    return Allowed(lambda value: value > limit, f"more than {limit}")
-
-
 def among(*names: str) -> Allowed:
     return Allowed(names.__contains__, " or ".join(names))
 

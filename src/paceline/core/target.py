@@ -57,13 +57,6 @@ class RuntimeOptions:
 DEFAULT_OPTIONS = RuntimeOptions()
 
 
-class Cache(Protocol):
-    """Keys and values of one sequence in a target. Opaque except for its length in tokens."""
-
-    @property
-    def length(self) -> int: ...
-
-
 # A layer by index, or one half of it.
 Half = Literal["attention", "feed-forward"]
 Layer = int | tuple[int, Half]

@@ -22,7 +22,7 @@ from paceline.core.options import require
 from paceline.core.target import Output, Target
 from paceline.core.types import Budget, IntArray, LogitArray, TokenTree, Verdict
 from paceline.drafters.string_level import CANDIDATES, StringDraft, StringLevel
-from paceline.models.translation import Translation
+from paceline.drafters.translation import Translation
 from paceline.sampling.sampler import top_k_ids
 from paceline.sampling.sequence import Sequence
 

@@ -22,8 +22,8 @@ from paceline.core.types import Budget, Distribution, LogitArray, SamplingParams
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.resources import Loaded
+from paceline.drafters.translation import Reader, Translation
 from paceline.errors import InvalidOption
-from paceline.models.translation import Reader, Translation
 from paceline.sampling.gumbel import gumbel_argmax
 from paceline.sampling.randomness import Draw, Purpose
 from paceline.sampling.sampler import Sampler, top_k_ids

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence as List
 from collections.abc import Sequence as TokenIds
 from typing import Protocol
 
 from paceline.core.types import FinishReason, SamplingParams
-from paceline.models.text import StopStrings, Tokenizer
+from paceline.models.text import Tokenizer
 from paceline.sampling.sequence import Sequence
 
 _TIMES = 3
@@ -74,6 +75,35 @@ class StopRules:
             if kept >= room:
                 return kept, "length"
         return len(run), None
+
+
+class StopStrings:
+    def __init__(self, stops: List[str]) -> None:
+        # Looked up, not tried in turn: there may be thousands.
+        self._stops = frozenset(stops)
+        self._sizes = sorted({len(stop) for stop in stops}, reverse=True)
+        self._sorted = sorted(self._stops)
+
+    def find(self, text: str, searched: int = 0) -> tuple[int, int] | None:
+        """Return begin and end of the first match, or None. Skips a searched prefix of `text`.
+
+        The match that ends first counts, then the longest: independent of how the text was split.
+        """
+        for end in range(searched + 1, len(text) + 1) if self._stops else ():
+            for size in self._sizes:
+                if size <= end and text[end - size : end] in self._stops:
+                    return end - size, end
+        return None
+
+    def held(self, text: str) -> int:
+        """Return the length of the longest suffix of `text` that may begin a stop string."""
+        most = self._sizes[0] - 1 if self._sizes else 0
+        for size in range(min(most, len(text)), 0, -1):
+            tail = text[len(text) - size :]
+            after = bisect_right(self._sorted, tail)  # what begins with it follows it
+            if after < len(self._sorted) and self._sorted[after].startswith(tail):
+                return size
+        return 0
 
 
 class Transcript:

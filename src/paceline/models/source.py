@@ -252,15 +252,6 @@ class Borrowing:
         return self._lender if name in ("embed", "head") else self._own
 
 
-def drafting_denoiser(model: str) -> str | None:
-    """Return the installed denoiser that drafts for a model, by its fingerprint, or None."""
-    for name in DRAFTING:
-        for path in weight_files(f"denoisers/{name}/config.json"):
-            if read_json(path).get("embedding_of", {}).get("fingerprint") == model:
-                return name
-    return None
-
-
 class FirstLayers:
     """Early-exit draft model: the first layers under the model's own final norm and LM head."""
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import secrets
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -510,35 +509,6 @@ class StreamDecoder:
 
     def _text(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special=False)
-
-
-class StopStrings:
-    def __init__(self, stops: Sequence[str]) -> None:
-        # Looked up, not tried in turn: there may be thousands.
-        self._stops = frozenset(stops)
-        self._sizes = sorted({len(stop) for stop in stops}, reverse=True)
-        self._sorted = sorted(self._stops)
-
-    def find(self, text: str, searched: int = 0) -> tuple[int, int] | None:
-        """Return begin and end of the first match, or None. Skips a searched prefix of `text`.
-
-        The match that ends first counts, then the longest: independent of how the text was split.
-        """
-        for end in range(searched + 1, len(text) + 1) if self._stops else ():
-            for size in self._sizes:
-                if size <= end and text[end - size : end] in self._stops:
-                    return end - size, end
-        return None
-
-    def held(self, text: str) -> int:
-        """Return the length of the longest suffix of `text` that may begin a stop string."""
-        most = self._sizes[0] - 1 if self._sizes else 0
-        for size in range(min(most, len(text)), 0, -1):
-            tail = text[len(text) - size :]
-            after = bisect_right(self._sorted, tail)  # what begins with it follows it
-            if after < len(self._sorted) and self._sorted[after].startswith(tail):
-                return size
-        return 0
 
 
 def _alphabet() -> dict[str, int]:

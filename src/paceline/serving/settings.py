@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from paceline.core.options import Allowed, above, at_least, check_fields
+from paceline.core.options import Allowed, at_least, check_fields
+
+_SOME = Allowed(lambda value: value > 0, "more than 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,11 @@ class Settings:
     ] = None
     max_body: Annotated[int, "Most bytes of a request's body.", at_least(1)] = 8 * 1024 * 1024
     body_timeout: Annotated[
-        float, "Seconds in which headers, and then a body, must arrive.", above(0)
+        float, "Seconds in which headers, and then a body, must arrive.", _SOME
     ] = 30.0
-    read_timeout: Annotated[
-        float, "Seconds in which a client must read on in a stream.", above(0)
-    ] = 60.0
+    read_timeout: Annotated[float, "Seconds in which a client must read on in a stream.", _SOME] = (
+        60.0
+    )
     shutdown_timeout: Annotated[
         float, "Seconds that accepted requests have to end after SIGTERM.", at_least(0, int | float)
     ] = 30.0

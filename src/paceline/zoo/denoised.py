@@ -27,11 +27,22 @@ from paceline.core.types import (
 from paceline.denoising.canvas import visible
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.errors import InvalidOption
-from paceline.models.source import drafting_denoiser
+from paceline.models.source import DRAFTING
+from paceline.models.tokenizer import read_json
 from paceline.sampling.distributions import gumbel_max
 from paceline.sampling.randomness import Draw, Purpose
 from paceline.sampling.sequence import Sequence
 from paceline.training.data import Shards
+from paceline.weights import weight_files
+
+
+def shipped_for(model: str) -> str | None:
+    """Return the installed denoiser that drafts for a model, by its fingerprint, or None."""
+    for name in DRAFTING:
+        for path in weight_files(f"denoisers/{name}/config.json"):
+            if read_json(path).get("embedding_of", {}).get("fingerprint") == model:
+                return name
+    return None
 
 
 class CleanKeys(NamedTuple):
@@ -84,7 +95,7 @@ class Deer(Drafter):
         """Load the draft model; InvalidOption for an unknown option."""
         bound = "model", "vocab_size", "needs_q"
         chosen = arguments(cls, "drafter", context.options, *bound)
-        default = drafting_denoiser(context.model)
+        default = shipped_for(context.model)
         model = context.resources.draft_model(cls.name, default=default).target
         return cls(model, context.target.vocab_size, needs_q=context.needs_q, **chosen)
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from paceline.core.target import Cache, Rows, Target
+from paceline.core.target import Rows, Target
 from paceline.core.types import (
     ROOT,
     IntArray,
@@ -135,7 +135,7 @@ def sampled(temperature: float, top_k: int, seed: int, stream: int) -> Choose:
 
 def roll_out(
     target: Target,
-    cache: Cache,
+    cache: Any,
     beginnings: Sequence[Beginning],
     length: int,
     ends: Sequence[int],
@@ -187,7 +187,7 @@ class GreedyAnswer:
         ends: end tokens.
     """
 
-    cache: Cache
+    cache: Any
     tokens: Sequence[int]
     prompt_length: int
     logprobs: Sequence[float]

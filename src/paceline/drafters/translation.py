@@ -69,11 +69,6 @@ class Translation:
         self._alone: dict[int, list[int]] = {}
         self._spellings: dict[int, list[int]] = {}
 
-    @property
-    def same(self) -> bool:
-        """Whether both have the same tokens, so that there is nothing to translate."""
-        return self.target.tokenizer.agrees(self.draft.tokenizer)
-
     def text_of(self, token: int) -> bytes:
         """Return what the draft model reads for a token of the target."""
         return self._shared.get(token) or self.target.bytes_of(token)
