@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from paceline.core.target import Rows
 from paceline.core.tree import chain
@@ -19,9 +21,12 @@ from paceline.errors import ModelError
 from paceline.models.config import ModelConfig
 from paceline.models.families import FAMILIES, family_of, hf_config
 from paceline.models.gguf import GGUFFile
+from paceline.models.ops import DeltaRule
 from paceline.models.source import DirectorySource
 from paceline.models.weights import Weights, gguf_weights
 from paceline.runtimes.cpu.target import CpuTarget
+from paceline.runtimes.reference.arithmetic import active
+from paceline.runtimes.reference.ops import ReferenceOps
 from paceline.runtimes.reference.target import ReferenceTarget
 from paceline.runtimes.torch.target import TorchTarget
 
@@ -71,6 +76,35 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
     ),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3.5": (
+        "qwen3_5_text",
+        {
+            "head_dim": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 32,
+        },
+    ),
+    "qwen3.5-even": (
+        "qwen3_5_text",
+        {
+            "head_dim": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e7,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [3, 3, 2],
+                "mrope_interleaved": True,
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen3-moe": (
         "qwen3_moe",
         {
@@ -193,10 +227,15 @@ def test_what_a_family_adds_matters(case: str, tmp_path: Path) -> None:
         "local_rope_base": None,
         "qk_norm": False,
         "rope_factor": 1.0,
+        "rotated": 0,
     }
     expected = logits(config, weights)
     for name, value in plain.items():
-        if getattr(config, name) != value and not (name == "windows" and config.local_rope_base):
+        if name == (
+            "windows" if config.local_rope_base else "rotated" if config.rope_divisors else ""
+        ):
+            continue
+        if getattr(config, name) != value:
             other = logits(replace(config, **{name: value}), weights)
             assert np.abs(other - expected).max() > 1e-3 * np.abs(expected).max(), name
 
@@ -216,6 +255,8 @@ def test_a_gguf_file_gives_those_of_the_checkpoint(case: str, kind: str, tmp_pat
     file = GGUFFile(path)
     same = {"rope_divisors": None, "family": "", "eos_token_ids": ()}
     same |= {"attention_scale": 0.0} if case == "gemma3" else {}
+    if source.config.delta is not None:
+        same |= {"delta": replace(source.config.delta, tiled=True)}
     assert close(replace(file.config, **same), replace(source.config, **same))
     assert (file.config.rope_divisors or ()) == pytest.approx(source.config.rope_divisors or ())
     found = logits(file.config, gguf_weights(file), "fp32")
@@ -259,6 +300,7 @@ def write(
         "attention.sliding_window": window,
         "expert_count": config.experts.count if config.experts else 0,
         "expert_used_count": config.experts.used if config.experts else 0,
+        **(_recurrent_keys(config) if config.delta else {}),
     }.items():
         if value:
             add(f"{arch}.{name}", value, uint)
@@ -300,6 +342,18 @@ def write(
             _, layer_name, part, *rest = name.split(".")
             part, rest = (f"experts.{rest[1]}", []) if part == "experts" else (part, rest)
             place = f"blk.{layer_name}.{family.gguf_parts[part]}"
+            if config.delta is not None:
+                out[name] = quantized(values, "F32" if part == "delta_conv" else kind)[0]
+                if part == "q_gate":
+                    continue
+                if part == "q":
+                    pair = [values, weights[f"layers.{layer_name}.q_gate"]]
+                    heads = [each.reshape(config.heads, -1, values.shape[1]) for each in pair]
+                    values = np.concatenate(heads, axis=1).reshape(-1, values.shape[1])
+                bare = family.gguf_parts[part] in family.bare
+                place += "" if bare else ".weight"
+                fused[place] = [np.ascontiguousarray(_tiled(config.delta, part, values))]
+                continue
             if family.interleaved and part in ("q", "k"):
                 heads = config.heads if part == "q" else config.kv_heads
                 halves = values.reshape(heads, 2, -1, *values.shape[1:])
@@ -312,7 +366,7 @@ def write(
         fused.setdefault(place if place.endswith(".bias") else f"{place}.weight", []).append(values)
     for place, pieces in fused.items():
         whole = np.stack(pieces) if "_exps" in place else np.concatenate(pieces)
-        _, blocks = quantized(whole, kind)
+        _, blocks = quantized(whole, "F32" if "conv1d" in place else kind)
         if blocks is None:
             writer.add_tensor(place, whole)
         else:
@@ -322,6 +376,41 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return out
+
+
+def _recurrent_keys(config: ModelConfig) -> dict[str, int]:
+    rule = config.delta
+    assert rule is not None
+    return {
+        "ssm.conv_kernel": rule.taps,
+        "ssm.inner_size": rule.values,
+        "ssm.state_size": rule.key_width,
+        "ssm.time_step_rank": rule.value_heads,
+        "ssm.group_count": rule.key_heads,
+        "full_attention_interval": config.attention_layers[0] + 1,
+    }
+
+
+def _tiled(rule: DeltaRule, part: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Value heads as llama.cpp's converter orders them."""
+    order = [
+        key * (rule.value_heads // rule.key_heads) + each
+        for each in range(rule.value_heads // rule.key_heads)
+        for key in range(rule.key_heads)
+    ]
+
+    def turned(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return rows.reshape(rule.value_heads, -1, *rows.shape[1:])[order].reshape(rows.shape)
+
+    if part in ("delta_qkv", "delta_conv"):
+        keys, behind = np.split(values.reshape(len(values), -1), [2 * rule.keys])
+        return np.concatenate([keys, turned(behind)])
+    if part == "delta_o":
+        return turned(values.T).T
+    return turned(values) if part in TILED else values
+
+
+TILED = ("delta_z", "delta_b", "delta_a", "delta_rate", "delta_dt")
 
 
 def quantized(values: npt.NDArray[Any], kind: str) -> tuple[npt.NDArray[Any], Any]:
@@ -357,3 +446,72 @@ def test_what_no_family_has_is_refused(entry: dict[str, Any], message: str) -> N
     assert hf_config(whole).layers == 4
     with pytest.raises(ModelError, match=message):
         hf_config({**whole, **entry})
+
+
+def _before_norm(ops: ReferenceOps, x: Any, name: str, *, plus: Any = None, heads: int = 1) -> Any:
+    return NORM(ops, x, name, plus=plus, heads=heads) if heads == 1 else x
+
+
+def _behind_gate(ops: ReferenceOps, x: Any, names: Any, **more: Any) -> Any:
+    if names[0].endswith("delta_o"):
+        x = NORM(ops, x, names[0].replace("delta_o", "delta_norm"), heads=4)
+    return LINEAR(ops, x, names, **more)
+
+
+NORM, LINEAR, DELTA = ReferenceOps.norm, ReferenceOps.linear, ReferenceOps.delta
+# Wrong wirings of what a hybrid adds: what stands in the place of the reference's operations.
+WRONG: dict[str, dict[str, Any]] = {
+    "gate before norm": {"norm": _before_norm, "linear": _behind_gate},
+    "no gate of attention": {"gate": lambda _, x, by: x},
+    "no convolution": {"convolve": lambda _, layer, x, name: active(x, "silu")},
+    "one decay for all": {
+        "delta": lambda ops, layer, x, gates, name, rule: DELTA(
+            ops, layer, x, gates * np.repeat(np.float32([1, 0]), 4), name, rule
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("wrong", ["", "tiled value heads as grouped", *WRONG])
+def test_wrong_wirings_of_a_hybrid_are_seen(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = original("qwen3.5", tmp_path)
+    with torch.inference_mode():
+        expected = model(torch.tensor([TOKENS])).logits[0, 5:].numpy()
+    source = DirectorySource(tmp_path)
+    config = source.config
+    if wrong in WRONG:
+        for name, function in WRONG[wrong].items():
+            monkeypatch.setattr(ReferenceOps, name, function)
+    elif wrong:
+        assert config.delta is not None
+        config = replace(config, delta=replace(config.delta, tiled=True))
+    reference = ReferenceTarget(config, source.weights(), "fp32")
+    [read] = reference.forward([Rows.draft(reference.open(), TOKENS[:6], chain(TOKENS[6:]))])
+    difference = np.abs(read.logits - expected).max() / np.abs(expected).max()
+    assert difference < 1e-5 if not wrong else difference > 1e-2
+
+
+def test_a_wrapper_is_its_text_model(tmp_path: Path) -> None:
+    """Of a model that reads pictures the rest is left alone; other kinds are refused by name."""
+    original("qwen3.5", tmp_path)
+    path = tmp_path / "config.json"
+    inner = json.loads(path.read_text())
+    plain = DirectorySource(tmp_path)
+    expected = logits(plain.config, plain.weights())
+    path.write_text(json.dumps({"model_type": "qwen3_5", "text_config": inner}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): each for name, each in tensors.items()
+    }
+    tensors["model.visual.patch_embed.proj.weight"] = torch.zeros(4, 4)
+    tensors["mtp.norm.weight"] = torch.zeros(64)
+    save_file(tensors, tmp_path / "model.safetensors")
+    source = DirectorySource(tmp_path)
+    assert np.array_equal(logits(source.config, source.weights()), expected)
+    for kind in ("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"):
+        with pytest.raises(ModelError, match=f"'{kind}' is not one of"):
+            hf_config({**inner, "model_type": kind})
+    with pytest.raises(ModelError, match="gated attention"):
+        hf_config({**inner, "attn_output_gate": False})

@@ -11,6 +11,7 @@ import numpy as np
 from paceline.core import tree as trees
 from paceline.core.options import NAMED, among, at_least, check_fields
 from paceline.core.types import (
+    ROOT,
     BoolArray,
     Capabilities,
     Described,
@@ -167,6 +168,16 @@ def row_positions(rows: Rows) -> IntArray:
     return np.concatenate([positions, trees.depths(rows.tree) + positions[-1]])
 
 
+def row_parents(rows: Rows) -> list[int]:
+    """Return by row of a draft the row before it on its path; -1 for the cached prefix."""
+    chain = list(range(-1, rows.num_new - 1))
+    if not rows.tree:
+        return chain
+    return chain + [
+        rows.root if p == ROOT else rows.num_new + p for p in rows.tree.parents.tolist()
+    ]
+
+
 def row_mask(rows: Rows, window: int = 0, past: int | None = None) -> BoolArray:
     """Return what rows see, bool `[rows, past + rows]`.
 
@@ -268,6 +279,9 @@ class Target(Protocol):
 
     def truncate(self, cache: Any, length: int, hold: bool = False) -> None:
         """Drop all cached tokens from position `length` on.
+
+        A state cannot go back beyond `Capabilities.rollback`: then more are dropped, down to the
+        newest state that is known, and the cache says its length.
 
         `hold` leaves their keys and values where they are, for other layers to go on from.
         """

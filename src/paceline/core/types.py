@@ -277,6 +277,7 @@ class Capabilities:
         paged: it is an `paceline.engine.memory.Paged`.
         head: token ids of its logits, ascending, if it was loaded without the others.
         denoises: how it fills a canvas, if it was trained to.
+        rollback: how many cached tokens `truncate` can drop, and no more; None for any number.
     """
 
     runtime: str
@@ -297,6 +298,7 @@ class Capabilities:
     paged: bool = False
     head: tuple[int, ...] | None = None
     denoises: Denoises | None = None
+    rollback: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from paceline.core.target import Rows, Target
 from paceline.core.types import ROOT, LogitArray, TokenTree
 from paceline.models.config import ModelConfig
 from paceline.models.families import FAMILIES, hf_config
+from paceline.models.ops import DeltaRule
 from paceline.models.weights import Stored
 from paceline.native.packed import BLOCKS, KINDS
 from paceline.runtimes.cpu.target import CpuTarget
@@ -61,6 +62,14 @@ _ADDED: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.4,
         "attention_multiplier": 0.1,
         "logits_scaling": 3.0,
+    },
+    "qwen3_5_text": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 32,
+        "linear_conv_kernel_dim": 4,
     },
     "qwen3_moe": {
         "num_experts": 6,
@@ -110,6 +119,8 @@ class RandomWeights:
             }
             if config.family in _BIASED:
                 parts |= {f"{part}.bias": parts[part][:1] for part in "qkv"}
+            if config.delta is not None:
+                parts |= {"q_gate": (wide, width), **_delta_shapes(config.delta, width)}
             count = config.experts.count if config.experts else 0
             parts |= {"router": (count, width), "router_norm": (count,)} if count else {}
             for part in ("gate", "up", "down"):
@@ -121,6 +132,8 @@ class RandomWeights:
 
     def __getitem__(self, name: str) -> LogitArray:
         numbers = self._numbers(name)
+        if name.endswith("delta_rate"):
+            return -1 - numbers
         return numbers if numbers.ndim == 2 or name.endswith(".bias") else 1 + numbers
 
     def stored(self, name: str) -> Stored:
@@ -143,6 +156,21 @@ class RandomWeights:
         shape = self._shapes[name]
         drawn = _bytes(name, 2 * int(np.prod(shape))).view("<i2").astype(np.float32)
         return drawn.reshape(shape) * np.float32(2.0**-18)
+
+
+def _delta_shapes(rule: DeltaRule, width: int) -> dict[str, tuple[int, ...]]:
+    heads, convolved = rule.value_heads, 2 * rule.keys + rule.values
+    return {
+        "delta_qkv": (convolved, width),
+        "delta_z": (rule.values, width),
+        "delta_b": (heads, width),
+        "delta_a": (heads, width),
+        "delta_o": (width, rule.values),
+        "delta_conv": (convolved, rule.taps),
+        "delta_norm": (rule.value_width,),
+        "delta_rate": (heads,),
+        "delta_dt": (heads,),
+    }
 
 
 def _bytes(name: str, count: int) -> npt.NDArray[np.uint8]:

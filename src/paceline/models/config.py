@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paceline.core.types import Denoises, ProbArray
+from paceline.core.types import Denoises, LogitArray, ProbArray
 from paceline.errors import ModelError
-from paceline.models.ops import Activation, Experts, Rotary
+from paceline.models.ops import Activation, DeltaRule, Experts, Rotary
 
 ELSEWHERE = "use --runtime transformers"
 # Whose `attention_bias` says nothing of the attention output.
@@ -42,6 +42,8 @@ class ModelConfig:
         no_positions: layers without rotary positions.
         attention_scale: of scores; 0 for `head_dim ** -0.5`.
         experts: in place of feed-forward blocks, but for `dense_layers`; None for none.
+        delta: the mixer of layers in `recurrent`; None for none.
+        recurrent: layers with a state in place of attention.
         denoises: how it fills a canvas, if it was trained to.
         pooling: how the state of a text is made of those of its tokens.
     """
@@ -74,6 +76,8 @@ class ModelConfig:
     logit_scale: float = 1.0
     experts: Experts | None = None
     dense_layers: tuple[int, ...] = ()
+    delta: DeltaRule | None = None
+    recurrent: tuple[int, ...] = ()
     denoises: Denoises | None = None
     pooling: Pooling = "last"
 
@@ -85,6 +89,11 @@ class ModelConfig:
             )
 
     @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Layers that have keys and values, in the order of a cache."""
+        return tuple(each for each in range(self.layers) if each not in self.recurrent)
+
+    @property
     def is_plain(self) -> bool:
         """Whether its layers are Llama's: no windows, extended positions, scales, experts."""
         scales = (self.embedding_scale, self.residual_scale, self.logit_scale)
@@ -94,6 +103,7 @@ class ModelConfig:
             and self.rope_factor == 1.0
             and self.activation == "silu"
             and self.experts is None
+            and not self.recurrent
         )
 
     @classmethod
@@ -317,8 +327,9 @@ def _refuse_hf_extras(config: Mapping[str, Any]) -> None:
         raise _unsupported("capped scores or logits")
     if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
         raise _unsupported("attention to later tokens")
+    linear = ["linear_attention"] if "linear_num_value_heads" in config else []
     for kind in config.get("layer_types") or ():
-        if kind not in ("full_attention", "sliding_attention"):
+        if kind not in ("full_attention", "sliding_attention", *linear):
             raise _unsupported(f"layers of type {kind!r}")
 
 
@@ -374,6 +385,12 @@ def _powers(base: float, head_dim: int) -> tuple[float, ...]:
 
 def _log(x: float) -> float:
     return float(_DECIMAL.ln(Decimal(x)))
+
+
+def exponentials(x: LogitArray) -> LogitArray:
+    """Return e^x of some numbers, rounded once."""
+    found = [float(_DECIMAL.exp(Decimal(each))) for each in x.ravel().tolist()]
+    return np.array(found, dtype=np.float32).reshape(x.shape)
 
 
 def _extension(

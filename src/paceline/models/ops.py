@@ -93,6 +93,50 @@ class Experts:
             raise ModelError(f"a row cannot use {self.used} of {self.count} experts")
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """Gated delta rule of one layer (Yang, Kautz and Hatamizadeh 2025, arXiv:2412.06464).
+
+    Attributes:
+        key_heads: heads of queries and keys.
+        value_heads: a multiple of these.
+        key_width: of a head's queries and keys.
+        value_width: of a head's values.
+        taps: rows that the convolution before it reads, the last its own.
+        tiled: value head j reads key head `j % key_heads`; else neighbours share one.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_width: int
+    value_width: int
+    taps: int
+    tiled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.key_heads < 1 or self.value_heads % self.key_heads or self.taps < 2:
+            raise ModelError(
+                f"{self.value_heads} value heads over {self.key_heads} key heads with {self.taps} "
+                "taps are no delta rule: download the model again"
+            )
+
+    @property
+    def keys(self) -> int:
+        """Numbers of a row's keys."""
+        return self.key_heads * self.key_width
+
+    @property
+    def values(self) -> int:
+        """Numbers of a row's values, and of what it gives."""
+        return self.value_heads * self.value_width
+
+    def key_head(self, value_head: int) -> int:
+        """Return the key head that a value head reads."""
+        if self.tiled:
+            return value_head % self.key_heads
+        return value_head // (self.value_heads // self.key_heads)
+
+
 class Ops(Protocol):
     """A backend. Norms are RMS norms with the model's epsilon."""
 
@@ -111,8 +155,8 @@ class Ops(Protocol):
         """Return context rows `[..., window * width]` of `[..., window]` token ids."""
         ...
 
-    def norm(self, x: Rows, name: str, *, plus: Rows = None) -> Rows:
-        """Return the norm of `x`, added to `plus` if given."""
+    def norm(self, x: Rows, name: str, *, plus: Rows = None, heads: int = 1) -> Rows:
+        """Return the norm of `x`, or of each of its heads, added to `plus` if given."""
         ...
 
     def linear(
@@ -146,6 +190,10 @@ class Ops(Protocol):
         """Return `sigmoid(gate) * tanh(x)`, elementwise."""
         ...
 
+    def gate(self, x: Rows, by: Rows) -> Rows:
+        """Return `x * sigmoid(by)`, elementwise."""
+        ...
+
     def concat(self, parts: Sequence[Rows]) -> Rows: ...
 
     def split(self, x: Rows, sizes: Sequence[int]) -> list[Rows]: ...
@@ -166,6 +214,25 @@ class Ops(Protocol):
 
         `x` holds queries `[heads * width]`, keys and values `[kv_heads * width]` side by side.
         Positions of draft rows are consecutive, from the one after the last context row.
+        """
+        ...
+
+    def convolve(self, layer: int, x: Rows, name: str) -> Rows:
+        """Return SiLU of a causal convolution of each column, `name`'s weights `[width, taps]`.
+
+        A row reads itself and the rows before it on its path, the oldest first; those before a
+        text are zeros. The last of a sequence are kept in state `layer`.
+        """
+        ...
+
+    def delta(self, layer: int, x: Rows, gates: Rows, name: str, rule: DeltaRule) -> Rows:
+        """Return what queries read of state `layer`, which each row of a path changes in turn.
+
+        `x` holds queries and keys `[keys]` and values `[values]` side by side, `gates` strength
+        and decay `[value_heads]`. Vectors `NAME_rate` and `NAME_dt` are of the value heads. With
+        queries and keys of length 1, of which queries are divided by the root of their width,
+        `S = a S + k (sigmoid(strength) (v - (a S)' k))'`, where `a = exp(rate softplus(decay +
+        dt))`; the result is `S' q`.
         """
         ...
 

@@ -42,6 +42,9 @@ _PATTERNS = {
     "gpt-2": (_GPT2,),
     "smollm": (_DIGITS, _GPT2),
     "qwen2": (_WORDS % "",),
+    "qwen35": (
+        (_WORDS % "").replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"\s\p{L}", r"\s\p{L}\p{M}"),
+    ),
     "llama-bpe": (_WORDS % "{1,3}",),
     "dbrx": (_WORDS % "{1,3}",),
     "gpt-4o": (_CASED % (_SUFFIX + "?", _SUFFIX + "?", "{1,3}"),),

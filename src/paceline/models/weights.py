@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption, ModelError
-from paceline.models.config import ModelConfig
+from paceline.models.config import ModelConfig, exponentials
 from paceline.models.families import family_of
 from paceline.models.families.base import HF_ENDS, HF_PARTS, Family
 from paceline.models.gguf import GGUFFile
@@ -100,9 +100,15 @@ class FileWeights:
         values = self._reader.read(theirs)
         if rows is not None:
             values = np.ascontiguousarray(values[rows])
-        if self._family.norms_less_one and not self._gguf and values.ndim == 1:
-            values = values + 1
-        return values
+        return values if self._gguf else self._plain(name.rpartition(".")[2], values)
+
+    def _plain(self, part: str, values: LogitArray) -> LogitArray:
+        # What checkpoints hold in other words.
+        family = self._family
+        if part in family.logarithms:
+            return -exponentials(values)
+        bare = part in family.whole or family.hf_parts.get(part) in family.bare
+        return values + 1 if family.norms_less_one and values.ndim == 1 and not bare else values
 
     def stored(self, name: str) -> Stored:
         theirs = self._known(name)
@@ -116,7 +122,8 @@ class FileWeights:
         if isinstance(rows, slice):
             blocks = blocks[rows]
             return Stored(kind, (len(blocks), shape[-1]), blocks, mapped=True)
-        return Stored(kind, (shape[0], shape[1]), blocks, rows, mapped=True)
+        count = shape[0] if rows is None else len(rows)
+        return Stored(kind, (count, shape[1]), blocks, rows, mapped=True)
 
     def check(self, given: Iterable[str]) -> None:
         """Raise ModelError unless a Llama-like model has just the `given` tensors of the file."""
@@ -158,7 +165,10 @@ class FileWeights:
         if part not in parts:
             return ""
         prefix = "blk" if self._gguf else self._family.hf_layers
-        return f"{prefix}.{layer}.{parts[part].format(expert)}.{kind or 'weight'}"
+        theirs = f"{prefix}.{layer}.{parts[part].format(expert)}"
+        if parts[part] in self._family.bare:
+            return "" if kind else theirs
+        return f"{theirs}.{kind or 'weight'}"
 
     def _rows(self, name: str) -> slice | npt.NDArray[np.int64] | None:
         part = name.removesuffix(".bias").rpartition(".")[2]
@@ -176,6 +186,9 @@ class FileWeights:
                 each = [sizes.get(other, config.ffn_size) for other in fused]
                 begin = sum(each[: fused.index(part)])
                 return slice(begin, begin + each[fused.index(part)])
+        if self._family.gated_queries and part in ("q", "q_gate"):
+            pairs = np.arange(2 * sizes["q"]).reshape(config.heads, 2, config.head_dim)
+            return np.ascontiguousarray(pairs[:, int(part == "q_gate")]).reshape(-1)
         if not (self._gguf and self._family.interleaved and part in ("q", "k")):
             return None
         # Both rotary halves of a head lie row by row in turns.

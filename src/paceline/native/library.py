@@ -61,6 +61,26 @@ class CRouter(ctypes.Structure):
     )
 
 
+class CConvolution(ctypes.Structure):
+    """`Convolution` of `kernels/recurrence.hpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("width", "tail")),
+        ("weights", ctypes.c_void_p),
+    )
+
+
+class CDelta(ctypes.Structure):
+    """`Delta` of `kernels/recurrence.hpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("key_heads", "value_heads", "key_width")),
+        *((name, ctypes.c_int32) for name in ("value_width", "tiled", "unused")),
+        ("sum", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("rate", "dt")),
+    )
+
+
 class CHeads(ctypes.Structure):
     """Attention shape, `Shape` of `kernels/attention.hpp`."""
 
@@ -90,6 +110,7 @@ _PTR, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 _MATRIX, _HEADS, _LAYER = map(ctypes.POINTER, (CMatrix, CHeads, CLayer))
 _TOKENS, _PART, _ROUTER = map(ctypes.POINTER, (CTokens, CPart, CRouter))
+_CONVOLUTION, _DELTA = map(ctypes.POINTER, (CConvolution, CDelta))
 _SIGNATURES = {
     "packed_bytes": (_LONG, _INT, _LONG, _LONG),
     "pack": (None, _INT, _PTR, _LONG, _PTR, _LONG, _LONG, _INT, _PTR),
@@ -99,13 +120,16 @@ _SIGNATURES = {
     "free": (None, _PTR),
     "buffer": (_INT, _PTR, _INT, _LONG, _INT),
     "embed": (None, _PTR, _MATRIX, _PTR, _FLOAT, _TOKENS, CView),
-    "gather": (None, _PTR, CView, _INT, _LONG, _PTR, _FLOAT, CView, CView),
+    "gather": (None, _PTR, CView, _INT, _LONG, _PTR, _FLOAT, _LONG, CView, CView),
     "scatter": (None, _PTR, CView, _INT, _LONG, CView),
     "product": (None, _PTR, _MATRIX, _INT, _INT, _FLOAT, _PTR, _FLOAT, CView, CView, CView),
     "route": (None, _PTR, _ROUTER, CView, _LONG, CView),
     "mix": (None, _PTR, _MATRIX, _INT, _INT, _INT, _INT, CView, CView, CView, CView),
     "paths": (None, _PTR, _HEADS, _LONG, _INT, _INT, _INT, _INT),
     "attention": (None, _PTR, _HEADS, _LAYER, _PTR, CView, CView),
+    "recurrences": (None, _PTR, _INT, _INT, _INT, _INT),
+    "convolve": (None, _PTR, _CONVOLUTION, CView, CView, CView),
+    "delta": (None, _PTR, _DELTA, CView, CView, CView, CView),
     "load": (None, _PTR, _INT, _LONG, CView),
     "join": (None, _PTR, _INT, _PART, _PART, _LONG, CView),
     "unfold": (None, _PTR, CView, _INT, _LONG, CView),

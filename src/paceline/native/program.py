@@ -14,6 +14,8 @@ import numpy.typing as npt
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import OutOfMemory
 from paceline.native.library import (
+    CConvolution,
+    CDelta,
     CHeads,
     CLayer,
     CMatrix,
@@ -37,7 +39,7 @@ _KEY = 16
 _SHARPNESS = Struct("<f4x")
 
 # Elementwise operations of `join`.
-SUM, PRODUCT, SILU, LSTM_GATE = range(4)
+SUM, PRODUCT, SILU, LSTM_GATE, GATE = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +168,13 @@ class Program:
         norm: Any = None,
         eps: float = 0.0,
         plus: Columns | None = None,
+        heads: int = 1,
     ) -> None:
-        """Copy the rows that input `which` names, or all; apply an RMS norm, then add `plus`."""
+        """Copy the rows that input `which` names, or all; norm each head (RMS), then add `plus`."""
         rows = -1 if which is None else self._input(which)
-        parts = (_view(at), rows, at.width, self.packed.keep(norm), eps, _view(plus), _view(to))
-        self._add("gather", "gather", *parts)
+        views = _view(plus), _view(to)
+        kept = self.packed.keep(norm)
+        self._add("gather", "gather", _view(at), rows, at.width, kept, eps, heads, *views)
 
     def scatter(self, at: Columns, which: str, to: Columns) -> None:
         """Add rows to those of `to` that input `which` names, each at most once."""
@@ -288,6 +292,40 @@ class Program:
         self._add(
             "attention", "attention", heads or self._heads, layer, asked, _view(at), _view(to)
         )
+
+    def recurrences(self, taps: int) -> None:
+        """Set the states of rows: inputs "states" and "parents", by "sequences"."""
+        inputs = map(self._input, ("states", "parents"))
+        self._add("states", "recurrences", *inputs, self._count("sequences"), taps)
+
+    def convolve(
+        self, weights: LogitArray, tail: int, at: Columns, records: Columns, to: Columns
+    ) -> None:
+        """Add a causal convolution of each column, and SiLU.
+
+        Args:
+            weights: float32 `[taps, width]`.
+            tail: place of its last rows in a state.
+            at: input rows.
+            records: where those of nodes go.
+            to: destination.
+        """
+        shape = CConvolution(weights.shape[1], tail, self.packed.keep(weights))
+        self._add("convolve", "convolve", shape, *map(_view, (at, records, to)))
+
+    def delta(
+        self, rule: CDelta, at: Columns, gates: Columns, records: Columns, to: Columns
+    ) -> None:
+        """Add a gated delta rule; its rows and gates are changed.
+
+        Args:
+            rule: its shape and vectors.
+            at: queries, keys and values.
+            gates: strengths and decays.
+            records: where those of nodes go.
+            to: destination.
+        """
+        self._add("delta", "delta", rule, *map(_view, (at, gates, records, to)))
 
     def argmax(self, at: Columns, rows: str) -> Columns:
         """Add the argmax of logit rows: the first of equal ones; -1 if a number is not finite.

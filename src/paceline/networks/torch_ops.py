@@ -16,7 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.models.ops import Activation, Experts, Heads, Name, Names, Ops, Rotary, Sight
+from paceline.models.ops import (
+    Activation,
+    DeltaRule,
+    Experts,
+    Heads,
+    Name,
+    Names,
+    Ops,
+    Rotary,
+    Sight,
+)
 
 ANCHORS = 4
 """First positions, which keep their place when training moves the others (LongSpec)."""
@@ -56,6 +66,16 @@ class Qkv(NamedTuple):
     values: Tensor
 
 
+class Changes(NamedTuple):
+    """What rows read and change of a state: `[rows, heads, width]`, and `[rows, heads]`."""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    strengths: Tensor
+    decays: Tensor
+
+
 class Attention(ABC):
     """How the rows of one forward attend."""
 
@@ -70,6 +90,14 @@ class Attention(ABC):
     def last(self, x: Tensor, count: int) -> Tensor:
         """Return the newest context rows as draft rows, see `Ops.last`."""
         raise NotImplementedError("rows of a model are all read")
+
+    def convolve(self, layer: int, x: Tensor, weights: Tensor) -> Tensor:
+        """Return the causal convolution of rows of a model, with weights `[width, taps]`."""
+        raise NotImplementedError("a network has no states")
+
+    def scan(self, layer: int, rows: Changes) -> Tensor:
+        """Return what rows of a model read of a state, `[rows, heads, value_width]`."""
+        raise NotImplementedError("a network has no states")
 
     def latest(self) -> Tensor:
         """Return the positions of the rows that attended last."""
@@ -98,11 +126,13 @@ class TorchOps:
     def embed_windows(self, tokens: Tensor) -> Tensor:
         return self.embed(tokens).flatten(-2)
 
-    def norm(self, x: Tensor, name: str, *, plus: Tensor | None = None) -> Tensor:
+    def norm(self, x: Tensor, name: str, *, plus: Tensor | None = None, heads: int = 1) -> Tensor:
         # In float32 or better.
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = _parted(wide, wide.shape[-1] // heads) if heads > 1 else wide
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
         out = self._weights.tensor(name) * (wide * scale).to(x.dtype)
+        out = out.flatten(-2) if heads > 1 else out
         return out if plus is None else plus + out
 
     def linear(
@@ -137,6 +167,9 @@ class TorchOps:
     def lstm_gate(self, gate: Tensor, x: Tensor) -> Tensor:
         return gate.sigmoid() * x.tanh()
 
+    def gate(self, x: Tensor, by: Tensor) -> Tensor:
+        return x * by.sigmoid()
+
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts), dim=-1)
 
@@ -161,6 +194,27 @@ class TorchOps:
         queries, keys = (self._rotate(each, heads, places) for each in (queries, keys))
         out = self.attention.attend(layer, Qkv(queries, keys, values), heads, sees).flatten(-2)
         return self.last(out) if sees == "last" else out
+
+    def convolve(self, layer: int, x: Tensor, name: str) -> Tensor:
+        weights = self._weights.tensor(name).reshape(x.shape[-1], -1)
+        return functional.silu(self.attention.convolve(layer, x, weights))
+
+    def delta(self, layer: int, x: Tensor, gates: Tensor, name: str, rule: DeltaRule) -> Tensor:
+        exact = torch.promote_types(x.dtype, torch.float32)
+        sizes = [rule.keys, rule.keys, rule.values]
+        q, k, v = x.to(exact).split_with_sizes(sizes, dim=-1)
+        strengths, decays = gates.to(exact).chunk(2, dim=-1)
+        rate, dt = (self._weights.tensor(f"{name}_{each}").to(exact) for each in ("rate", "dt"))
+        heads = [rule.key_head(each) for each in range(rule.value_heads)]
+        q, k = (_of_length_one(_parted(each, rule.key_width))[:, heads] for each in (q, k))
+        changes = Changes(
+            q / math.sqrt(rule.key_width),
+            k,
+            _parted(v, rule.value_width),
+            strengths.sigmoid(),
+            (rate * functional.softplus(decays + dt)).exp(),
+        )
+        return self.attention.scan(layer, changes).flatten(-2).to(x.dtype)
 
     def know_target(self, make: Callable[[Ops], tuple[Tensor, Tensor]], heads: Heads) -> None:
         if not isinstance(self.attention, TextAttention):
@@ -225,6 +279,10 @@ class TorchOps:
         half = cos.shape[-1]
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+
+
+def _of_length_one(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
 def active(x: Tensor, activation: Activation) -> Tensor:
@@ -351,4 +409,4 @@ def _newest(time: int, count: int, device: torch.device) -> Tensor:
 
 def _parted(x: Tensor, width: int) -> Tensor:
     # `[..., heads, width]` from `[..., heads * width]`.
-    return x.reshape(*x.shape[:-1], -1, width)
+    return x.reshape(*x.shape[:-1], x.shape[-1] // width, width)

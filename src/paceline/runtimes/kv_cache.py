@@ -18,16 +18,22 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import OutOfMemory
+from paceline.runtimes.states import LEAST_SLOTS, SequenceState, StatePool, StateShape
 
 # The empty chain.
 _START = 0
 
 
 class PrefixIndex:
-    """Chains of full blocks by their tokens."""
+    """Chains of full blocks by their tokens.
+
+    Attributes:
+        states: checkpoints hang on blocks that are known.
+    """
 
     def __init__(self, block: int) -> None:
         self._size = block
+        self.states: StatePool | None = None
         self._links: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
         self._keys: dict[int, tuple[int, tuple[int, ...]]] = {}
         # Numbers of links are never used twice: what hung on a removed block is not found again.
@@ -64,6 +70,8 @@ class PrefixIndex:
         key = self._keys.pop(block, None)
         if key is not None:
             del self._links[key]
+            if self.states is not None:
+                self.states.forget(block)
 
     def _parts(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
         for end in range(self._size, len(tokens) + 1, self._size):
@@ -77,6 +85,11 @@ SPARED = 2**30
 BLOCK = 32
 CHUNK = 128
 
+
+# Tokens between checkpoints of a long prefix, and those at its end that the next turn of a
+# conversation may write otherwise.
+_APART = 2048
+_TURN = 16
 
 # Block of a token, and its row in there.
 Place = tuple[int, int]
@@ -108,8 +121,9 @@ class BlockPool:
         *,
         keep: int | None = None,
         dtype: type[np.generic] = np.float32,
+        state: StateShape | None = None,
     ) -> None:
-        """Reserve address space.
+        """Reserve address space; for states as much again as for keys and values.
 
         Args:
             layers: of the model.
@@ -119,6 +133,7 @@ class BlockPool:
             keep: blocks retained for prefix sharing where the machine is short of memory, while
                 others would take new pages; None retains all, 0 shares nothing.
             dtype: of the numbers.
+            state: of a sequence in recurrent layers, if there are any.
         """
         self.memory: npt.NDArray[Any] = np.zeros(
             (2 * layers, blocks, kv_heads, BLOCK * head_dim), dtype=dtype
@@ -128,6 +143,11 @@ class BlockPool:
         self.sharing = keep != 0
         self._keep = blocks if keep is None else keep
         self.index = PrefixIndex(BLOCK)
+        self.states: StatePool | None = None
+        if state is not None:
+            slots = int(self.memory.nbytes) // (4 * state.size)
+            self.states = StatePool(state, min(max(slots, LEAST_SLOTS), blocks))
+            self.index.states = self.states
         self._references = [0] * blocks
         # Low ids first, so that a lightly used pool touches few pages.
         self._free = list(range(blocks - 1, -1, -1))
@@ -227,27 +247,59 @@ class PagedCache:
         blocks: ids in order of positions.
         length: cached tokens.
         places: between a forward and its `keep`: position in this table of each drafted node.
+        state: that of recurrent layers, if there are any.
+        marks: lengths at which later sequences want to find it.
     """
 
     pool: BlockPool
     blocks: list[int] = field(default_factory=list)
     length: int = 0
     places: list[int] = field(default_factory=list)
+    state: SequenceState | None = None
+    marks: set[int] = field(default_factory=set)
 
     def share(self, tokens: Sequence[int]) -> None:
-        """Extend an empty or shared cache by the known full blocks of a prefix of `tokens`."""
+        """Extend an empty or shared cache by the known full blocks of a prefix of `tokens`.
+
+        With a state they end at a checkpoint. One is wanted where known blocks end, and near the
+        end of `tokens`.
+        """
         found = self.pool.index.find(tokens) if self.pool.sharing else []
+        states = self.pool.states
+        if states is not None:
+            near = max(0, len(tokens) - _TURN) // BLOCK
+            self.marks |= (
+                {BLOCK * each for each in (len(found), near)} if self.pool.sharing else set()
+            )
+            found = found[: states.deepest(found)]
         if len(found) * BLOCK > self.length:
             self.pool.share(found)
             self.pool.drop(self.blocks[: len(found)])
             self.blocks[: len(found)] = found
             self.length = len(found) * BLOCK
+            if states is not None and self.state is not None:
+                self.state.adopt(self.length, states.saved(found[-1]))
 
-    def publish(self, tokens: Sequence[int]) -> None:
+    def publish(self, tokens: Sequence[int], ended: bool = False) -> None:
         """Register the full blocks of this cache, whose tokens are `tokens`, for prefix sharing."""
-        if self.pool.sharing:
-            full = min(self.length, len(tokens)) // BLOCK
-            self.pool.index.add(tokens[: full * BLOCK], self.blocks[:full])
+        if not self.pool.sharing:
+            return
+        full = min(self.length, len(tokens)) // BLOCK
+        self.pool.index.add(tokens[: full * BLOCK], self.blocks[:full])
+        states = self.pool.states
+        if states is None or self.state is None:
+            return
+        at, slot = self.state.border
+        if 0 < at <= full * BLOCK and (ended or at in self.marks or at % _APART == 0):
+            states.save(self.pool.index.find(tokens[:at])[-1], slot)
+
+    def unmarked(self, tokens: int) -> int:
+        """Return how many of the next `tokens` positions end before one that wants a checkpoint."""
+        if self.state is None:
+            return tokens
+        begin, end = self.length, self.length + tokens
+        marks = [*self.marks, (begin // _APART + 1) * _APART]
+        return min((each for each in marks if begin < each < end), default=end) - begin
 
     def needed(self, tokens: int) -> int:
         """Return the number of blocks that `reserve` would take."""
@@ -283,6 +335,8 @@ class PagedCache:
     def discard(self) -> None:
         """Forget drafted nodes."""
         self.places = []
+        if self.state is not None:
+            self.state.discard()
 
     def move(self, sources: Sequence[int], destination: int) -> None:
         """Move rows at ascending positions `sources` to those from `destination` on."""
@@ -295,8 +349,13 @@ class PagedCache:
             self.pool.move([place(old) for old, _ in moves], [place(new) for _, new in moves])
 
     def truncate(self, length: int, hold: bool = False) -> None:
-        """Drop positions from `length` on; release unused blocks, or hold them with all rows."""
+        """Drop positions from `length` on; release unused blocks, or hold them with all rows.
+
+        A state may only go back further: see `Target.truncate`.
+        """
         self.discard()
+        if self.state is not None and length < self.length:
+            length = self.state.truncate(length)
         used = len(self.blocks) if hold else -(-length // BLOCK)
         self.pool.drop(self.blocks[used:])
         del self.blocks[used:]
@@ -313,7 +372,10 @@ class PagedCache:
         """Return a second cache over the same blocks, copied on write."""
         used = self.blocks[: -(-self.length // BLOCK)]
         self.pool.share(used)
-        return PagedCache(self.pool, list(used), self.length)
+        state = None if self.state is None else self.state.fork()
+        return PagedCache(self.pool, list(used), self.length, state=state)
 
     def release(self) -> None:
         self.truncate(0)
+        if self.state is not None:
+            self.state.release()

@@ -17,9 +17,10 @@ from paceline.models.families.mistral import MISTRAL
 from paceline.models.families.phi3 import PHI3
 from paceline.models.families.qwen2 import QWEN2
 from paceline.models.families.qwen3 import QWEN3
+from paceline.models.families.qwen3_5 import QWEN3_5
 from paceline.models.families.smollm3 import SMOLLM3
 
-_DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, PHI3, SMOLLM3, GRANITE)
+_DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, PHI3, SMOLLM3, GRANITE, QWEN3_5)
 FAMILIES = (*_DENSE, QWEN3_MOE, MIXTRAL, BLOCKFFN)
 """Autoregressive ones."""
 
@@ -43,6 +44,7 @@ def hf_config(config: Mapping[str, Any], eos_token_ids: tuple[int, ...] = ()) ->
     for kind in _kinds(config):
         if kind in UNSUPPORTED:
             raise ModelError(UNSUPPORTED[kind])
+    config = _text_config(config)
     family = _find(config.get("model_type"), "hf")
     return ModelConfig.from_hf(config, family.hf, family.from_hf, eos_token_ids, family.entries)
 
@@ -66,6 +68,16 @@ def gguf_config(
 def halves_of(config: ModelConfig) -> tuple[Step, Step]:
     """Return the halves of a layer, attention and feed-forward block."""
     return family_of(config).halves or LLAMA_HALVES
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    # Of a model that reads pictures too, whose parts for these are not loaded.
+    wrapped = config.get("text_config")
+    family = next((each for each in FAMILIES if each.wraps == config.get("model_type")), None)
+    if family is None or not isinstance(wrapped, Mapping):
+        return config
+    tied = config.get("tie_word_embeddings", wrapped.get("tie_word_embeddings", False))
+    return {**wrapped, "model_type": family.hf, "tie_word_embeddings": tied}
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:

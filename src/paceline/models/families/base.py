@@ -71,7 +71,12 @@ class Family:
         gguf_parts: names of a layer's parts in GGUF files.
         fused: parts that lie in one tensor, which both formats then name by all of them.
         interleaved: GGUF files interleave the rotary halves of query and key rows.
-        norms_less_one: checkpoints hold the weights of norms less one.
+        norms_less_one: checkpoints hold the weights of norms less one, but those of `whole`.
+        whole: parts.
+        bare: names in files that have no ".weight" behind them; of no norms.
+        logarithms: parts of which checkpoints hold the logarithm of the opposite.
+        gated_queries: of each head "q" has first its queries, then what gates its results.
+        wraps: `model_type` of configs of which a model of this family is the `text_config`.
         entries: a Hugging Face config in the words of Llama's.
         from_hf: changes of the general config, from those entries.
         from_gguf: changes of it, from a GGUF file's metadata.
@@ -89,6 +94,11 @@ class Family:
     fused: Sequence[tuple[str, ...]] = ()
     interleaved: bool = False
     norms_less_one: bool = False
+    whole: Sequence[str] = ()
+    bare: Sequence[str] = ()
+    logarithms: Sequence[str] = ()
+    gated_queries: bool = False
+    wraps: str = ""
     entries: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     from_hf: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
     from_gguf: Callable[[Get], dict[str, Any]] = _nothing

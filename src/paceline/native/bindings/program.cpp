@@ -95,10 +95,10 @@ void paceline_embed(Program* program, const Matrix* of, const float* more, float
     });
 }
 
-// Of another buffer the rows that input `which` names, all if it is -1; normed if `norm` is not
-// null; plus those of `more`, unless it is none.
+// Of another buffer the rows that input `which` names, all if it is -1; normed by heads if `norm` is
+// not null; plus those of `more`, unless it is none.
 void paceline_gather(Program* program, View from, int32_t which, int64_t width, const float* norm,
-                     float eps, View more, View to) {
+                     float eps, int64_t heads, View more, View to) {
     program->add([=](const Call& call) {
         const Rows<const float> x = program->read(from), added = program->read(more);
         const Rows<float> out = program->rows(to);
@@ -109,10 +109,13 @@ void paceline_gather(Program* program, View from, int32_t which, int64_t width, 
                 std::memcpy(out[r], row, sizeof(float) * width);
                 return;
             }
-            const float factor = norm_factor(row, width, eps);
-            for (int64_t d = 0; d < width; ++d) {
-                const float value = row[d] * factor * norm[d];
-                out[r][d] = added ? added[r][d] + value : value;
+            const int64_t part = width / heads;
+            for (int64_t begin = 0; begin < width; begin += part) {
+                const float factor = norm_factor(row + begin, part, eps);
+                for (int64_t d = 0; d < part; ++d) {
+                    const float value = row[begin + d] * factor * norm[d];
+                    out[r][begin + d] = added ? added[r][begin + d] + value : value;
+                }
             }
         });
     });
@@ -185,6 +188,33 @@ void paceline_attention(Program* program, const Shape* of, const Layer* in, cons
     program->add([=, shape = *of, layer = *in](const Call&) {
         const Asked asked = whole && !*whole ? Asked::kLast : Asked::kAll;
         attention(shape, layer, program->visible, asked, program->read(from), program->output(to));
+    });
+}
+
+// Sets the states of the next recurrences: input `of` holds a `Recurrence` of each sequence, and
+// input `parents` of each node the one before it, -1 for the last row that is none.
+void paceline_recurrences(Program* program, int32_t of, int32_t parents, int32_t count,
+                          int32_t taps) {
+    program->add([=](const Call& call) {
+        program->recurrences.set(reinterpret_cast<const Recurrence*>(call.inputs[of]),
+                                 call.counts[count], call.inputs[parents], taps);
+    });
+}
+
+// See `convolve`; records are those of all layers, and of this one from their column on.
+void paceline_convolve(Program* program, const Convolution* of, View from, View records, View to) {
+    program->add([=, shape = *of](const Call& call) {
+        convolve(shape, program->recurrences, program->count(to, call), program->read(from),
+                 records.column, program->rows({records.buffer, 0}), program->rows(to));
+    });
+}
+
+// See `delta`.
+void paceline_delta(Program* program, const Delta* of, View from, View gates, View records, View to) {
+    program->add([=, shape = *of](const Call& call) {
+        delta(shape, program->recurrences, program->count(to, call), program->rows(from),
+              program->rows(gates), records.column, program->rows({records.buffer, 0}),
+              program->rows(to));
     });
 }
 

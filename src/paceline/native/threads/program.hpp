@@ -11,6 +11,7 @@
 #include "kernels/attention.hpp"
 #include "kernels/experts.hpp"
 #include "kernels/matmul.hpp"
+#include "kernels/recurrence.hpp"
 
 namespace paceline {
 
@@ -70,6 +71,7 @@ class Program {
 
     Scratch scratch;
     VisibleKeys visible;
+    Recurrences recurrences;
 
    private:
     struct Buffer {

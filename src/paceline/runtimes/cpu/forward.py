@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from paceline.core import target
 from paceline.core import tree as trees
-from paceline.core.target import Layer
+from paceline.core.target import Layer, row_parents
 from paceline.core.types import ROOT, LogitArray, TokenTree
-from paceline.errors import OutOfMemory
+from paceline.errors import InvalidOption, OutOfMemory
 from paceline.models import families
 from paceline.models.config import ModelConfig
 from paceline.models.families import base
@@ -25,8 +25,10 @@ from paceline.runtimes.cpu import mask_rows
 from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.cpu.ops import CpuOps, Rows, Tokens
 from paceline.runtimes.kv_cache import BLOCK, BlockPool
+from paceline.runtimes.states import SequenceState
 
 _WARM_UPS = 3
+_NUMBERS = 9  # of a `Recurrence`
 
 # Rows of a batch whose logits, and whose features, are of one sequence.
 Span = tuple[slice, slice]
@@ -44,6 +46,9 @@ class ForwardBatch:
         self._rows: list[int] = []
         self._tables: list[int] = []
         self._singles: list[int] = []
+        self.states: list[SequenceState] = []
+        self._states: list[int] = []
+        self._parents: list[int] = []  # of rows with records
 
     @classmethod
     def of(cls, rows: Sequence[target.Rows]) -> tuple[ForwardBatch, list[Span]]:
@@ -65,6 +70,8 @@ class ForwardBatch:
         cache.discard()
         past = cache.length
         cache.reserve(count)
+        if cache.state is not None:
+            self._add_state(cache.state, rows)
         self.ids += rows.tokens
         table = len(self._tables)
         self._tables += cache.blocks[: -(-(past + count) // BLOCK)]
@@ -85,6 +92,14 @@ class ForwardBatch:
             self.feature_rows += range(first, first + count)
         self.argmax = self.argmax or rows.argmax
         return slice(logits, len(self.logit_rows)), slice(features, len(self.feature_rows))
+
+    def _add_state(self, state: SequenceState, rows: target.Rows) -> None:
+        nodes, first = len(rows) - rows.num_new, len(self._parents)
+        self.states.append(state)
+        self._states += state.begin(rows.num_new, nodes, len(self.ids), first)
+        parents = row_parents(rows)
+        fresh = 0 if state.recorded(rows.num_new) else rows.num_new
+        self._parents += [max(each - fresh, ROOT) for each in parents[fresh:]]
 
     def _add_row(
         self,
@@ -134,6 +149,8 @@ class ForwardBatch:
             "features": len(self.feature_rows),
             "argmax": len(self.logit_rows) if self.argmax else 0,
             mask_rows.COUNT: len(self.mask_rows),
+            "sequences": len(self._states) // _NUMBERS,
+            "nodes": len(self._parents),
         }
 
     def inputs(self) -> dict[str, list[int] | npt.NDArray[np.int32]]:
@@ -145,6 +162,8 @@ class ForwardBatch:
             "tables": self._tables,
             "singles": self._singles,
             mask_rows.ROWS: self.mask_rows,
+            "states": np.array(self._states, dtype=np.int64).view(np.int32),
+            "parents": self._parents,
         }
 
 
@@ -252,6 +271,11 @@ class Forward:
             mask_rows=masks,
         )
         program.paths("rows")
+        self._records: Columns | None = None
+        if pool.states is not None and config.delta is not None:
+            self._records = program.buffer("nodes", pool.states.shape.record_size)
+            program.recurrences(config.delta.taps)
+            ops.records = self._records
         if given:
             first = program.buffer("rows", width)
             program.load("inputs", first)
@@ -279,6 +303,7 @@ class Forward:
         self._logits: Columns = logits.columns()
         self._argmax = program.argmax(self._logits, "argmax")
         self.seconds, self._ran = 0.0, 0
+        self._batch: ForwardBatch | None = None  # of the last run
 
     def run(self, batch: ForwardBatch, threads: int, given: LogitArray | None = None) -> None:
         begin = perf_counter()
@@ -288,7 +313,7 @@ class Forward:
         if given is not None:
             inputs["inputs"] = np.ascontiguousarray(given, np.float32).reshape(-1).view(np.int32)
         self._program.run(batch.counts(), inputs, threads)
-        self._ran = len(batch.ids)
+        self._ran, self._batch = len(batch.ids), batch
         self.seconds = perf_counter() - begin
 
     def output(self, name: str, batch: ForwardBatch) -> LogitArray:
@@ -302,6 +327,16 @@ class Forward:
         at = self._state if name == "state" else columns[name]
         assert at is not None
         return self._program.read(at, rows)
+
+    def records(self, state: SequenceState) -> LogitArray:
+        """Return float32 `[rows, record_size]` of the last run's rows of a sequence; a view.
+
+        Raises InvalidOption if the sequence was not in that run.
+        """
+        begin, count = state.recorded_rows
+        if self._records is None or self._batch is None or state not in self._batch.states:
+            raise InvalidOption("another forward ran before `keep`: keep its rows first")
+        return self._program.read(self._records, begin + count)[begin:]
 
     def routes(self) -> list[LogitArray]:
         return [self._program.read(each.columns(), self._ran) for each in self._routes]

@@ -70,8 +70,8 @@ class Formats:
         kind = self._kind or stored.kind
         if self._kind == "Q4_1" and name in ("embed", "head"):
             kind = "Q8_0"  # they decide the argmax
-        if self._kind and name.endswith(".router"):
-            kind = "F32"  # so small, and it decides which experts are read
+        if self._kind and name.endswith((".router", ".delta_a", ".delta_b")):
+            kind = "F32"  # so small, and it decides which experts are read, or what is kept
         if kind not in KINDS:
             if kind not in self._told:
                 self._told.add(kind)

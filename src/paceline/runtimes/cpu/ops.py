@@ -15,10 +15,11 @@ import numpy as np
 
 from paceline.core.types import LogitArray
 from paceline.errors import ModelError, RuntimeUnavailable
-from paceline.models.ops import Activation, Experts, Heads, Name, Names, Ops, Sight
-from paceline.native.library import KV_DTYPES, CHeads, CMatrix, attends
+from paceline.models.ops import Activation, DeltaRule, Experts, Heads, Name, Names, Ops, Sight
+from paceline.native.library import KV_DTYPES, CDelta, CHeads, CMatrix, attends
 from paceline.native.packed import GROUP, LANES
 from paceline.native.program import (
+    GATE,
     GATES,
     LSTM_GATE,
     PRODUCT,
@@ -32,6 +33,7 @@ from paceline.networks.head_preview import REFINED, SCREEN
 from paceline.runtimes.cpu.mask_rows import COUNT, ROWS, PackedMaskRows
 from paceline.runtimes.cpu.matrices import Matrices, NetworkMatrices
 from paceline.runtimes.kv_cache import BlockPool
+from paceline.runtimes.states import StateShape
 
 
 class Recorder:
@@ -170,6 +172,8 @@ class CpuOps(Recorder):
         self._slots = {1}
         # Weights of the experts, by layer that has some; kept until the forward is read.
         self.routes: list[Rows] = []
+        # Those of nodes, of all recurrent layers.
+        self.records: Columns | None = None
         # Operations until all context rows are in the caches.
         self.taken_in = 0
 
@@ -223,12 +227,12 @@ class CpuOps(Recorder):
 
         return self._draft_rows(slots, table.inputs, record)
 
-    def norm(self, x: Rows, name: str, *, plus: Rows | None = None) -> Rows:
+    def norm(self, x: Rows, name: str, *, plus: Rows | None = None, heads: int = 1) -> Rows:
         weights = self._matrices.required(name)
 
         def record(to: Columns) -> None:
             added = None if plus is None else plus.columns()
-            self.program.gather(x.columns(), None, to, weights, self._eps, added)
+            self.program.gather(x.columns(), None, to, weights, self._eps, added, heads)
 
         return self._like(x, x.width, record)
 
@@ -336,6 +340,9 @@ class CpuOps(Recorder):
             slots, x.width, lambda to: self.program.join(how, operand(x), operand(y), to)
         )
 
+    def gate(self, x: Rows, by: Rows) -> Rows:
+        return self.join(GATE, x, by)
+
     def concat(self, parts: Sequence[Rows]) -> Rows:
         def record(to: Columns) -> None:
             begin = 0
@@ -399,6 +406,36 @@ class CpuOps(Recorder):
         if not x.slots:
             self.taken_in = self.operations
         return self.last(out) if sees == "last" else out
+
+    def convolve(self, layer: int, x: Rows, name: str) -> Rows:
+        weights = self._matrices.required(name)
+        weights = np.ascontiguousarray(weights.reshape(x.width, -1).T)
+        shape, records = self._recurrence(layer)
+
+        def record(to: Columns) -> None:
+            self.program.convolve(weights, shape.place(layer), x.columns(), records, to)
+
+        return self._like(x, x.width, record)
+
+    def delta(self, layer: int, x: Rows, gates: Rows, name: str, rule: DeltaRule) -> Rows:
+        shape, records = self._recurrence(layer)
+        vectors = (self._matrices.required(f"{name}_{each}") for each in ("rate", "dt"))
+        sizes = rule.key_heads, rule.value_heads, rule.key_width, rule.value_width
+        place = shape.place(layer) + shape.tail
+        native = CDelta(*sizes, rule.tiled, 0, place, *map(self.program.packed.keep, vectors))
+        behind = records.part(shape.convolved, shape.record - shape.convolved)
+
+        def record(to: Columns) -> None:
+            self.program.delta(native, x.columns(), gates.columns(), behind, to)
+
+        return self._like(x, rule.values, record)
+
+    def _recurrence(self, layer: int) -> tuple[StateShape, Columns]:
+        # Shape of states, and the records of a layer.
+        assert self._pool.states is not None
+        assert self.records is not None
+        shape = self._pool.states.shape
+        return shape, self.records.part(layer * shape.record, shape.record)
 
     def know_target(self, make: Callable[[Ops], tuple[Rows, Rows]], heads: Heads) -> None:
         if self._lent is None:

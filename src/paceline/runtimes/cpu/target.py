@@ -25,12 +25,12 @@ from paceline.core.target import (
     have_inputs,
 )
 from paceline.core.types import Capabilities, Denoises, LogitArray
-from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
+from paceline.errors import InvalidOption, ModelError, OutOfMemory, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights, no_rows, with_rows
 from paceline.native.library import KvDtype, library
-from paceline.native.packed import Packed
+from paceline.native.packed import LANES, Packed
 from paceline.networks.mask_rows import MaskRows
 from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
@@ -39,6 +39,7 @@ from paceline.runtimes.cpu.mask_rows import PackedMaskRows
 from paceline.runtimes.cpu.matrices import Matrices, check_precision
 from paceline.runtimes.cpu.networks.runner import CpuRunner
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
+from paceline.runtimes.states import SequenceState, StateShape
 
 # Prompt tokens per prefill pass.
 _CHUNK = 512
@@ -62,6 +63,16 @@ def check_kv_precision(precision: str) -> KvDtype:
             f"key-value cache precision {precision!r} is unknown: use {', '.join(KV_PRECISIONS)}"
         )
     return KV_PRECISIONS[precision]
+
+
+def _state_shape(config: ModelConfig) -> StateShape | None:
+    rule = config.delta
+    if rule is not None and (rule.key_width % LANES or rule.value_width % LANES or rule.taps > 8):
+        raise ModelError(
+            f"delta rules of widths {rule.key_width} and {rule.value_width} over {rule.taps} rows "
+            f"do not run here (multiples of {LANES}, at most 8): use --runtime torch"
+        )
+    return StateShape.of(config)
 
 
 class CpuTarget(Runtime):
@@ -139,12 +150,13 @@ class CpuTarget(Runtime):
             denoises = Denoises(mask, "causal", shifted=True, autoregressive=True)
         try:
             self._pool = BlockPool(
-                config.layers,
+                len(config.attention_layers),
                 config.kv_heads,
                 config.head_dim,
                 blocks,
                 keep=prefix_tokens // BLOCK,
                 dtype=np.float16 if kv_dtype == "fp16" else np.float32,
+                state=_state_shape(config),
             )
         except MemoryError as error:
             raise OutOfMemory(
@@ -165,7 +177,8 @@ class CpuTarget(Runtime):
             feature_layers=feature_layers(config.layers),
             kv_precision=kv_precision,
             kv_bytes_per_token=self._pool.bytes_per_token,
-            blocks=True,
+            blocks=not config.recurrent,
+            rollback=0 if config.recurrent else None,
             networks=True,
             embeddings=True,
             paged=True,
@@ -246,8 +259,10 @@ class CpuTarget(Runtime):
 
     def warm_up(self) -> None: ...
 
-    def open(self) -> PagedCache:
-        return PagedCache(self._pool)
+    def open(self, rollback: int = 0) -> PagedCache:
+        states = self._pool.states
+        state = None if states is None else SequenceState(states, rollback)
+        return PagedCache(self._pool, state=state)
 
     def prefill(
         self, cache: PagedCache, tokens: Sequence[int], features: bool = False
@@ -255,12 +270,15 @@ class CpuTarget(Runtime):
         """Append `tokens` in chunks. Chunk boundaries do not change a bit of the cache."""
         width = len(self._capabilities.feature_layers) + 1
         seen = [np.zeros((0, width * self.config.hidden_size), dtype=np.float32)]
-        for start in range(0, len(tokens), _CHUNK):
-            chunk = list(tokens[start : start + _CHUNK])
+        start = 0
+        while start < len(tokens):
+            size = cache.unmarked(min(_CHUNK, len(tokens) - start))
+            chunk = list(tokens[start : start + size])
+            start += size
             rows = Rows.draft(cache, chunk, wanted=NO_LOGITS, features=features)
             batch, _ = ForwardBatch.of([rows])
             self._forward.run(batch, self.threads)
-            cache.length += len(chunk)
+            self.keep(cache, size, ())
             if features:
                 seen.append(self._forward.output("features", batch).copy())
         return np.concatenate(seen) if features else None
@@ -312,8 +330,16 @@ class CpuTarget(Runtime):
     def keep(self, cache: PagedCache, num_new: int, path: Sequence[int]) -> None:
         start = cache.length + num_new
         cache.move([cache.places[node] for node in path], start)
+        if cache.state is not None:
+            self._keep_state(cache.state, num_new, path)
         cache.discard()
         cache.length = start + len(path)
+
+    def _keep_state(self, state: SequenceState, num_new: int, path: Sequence[int]) -> None:
+        if state.recorded(num_new):
+            path = [*range(num_new), *(num_new + node for node in path)]
+        state.keep(self._forward.records(state), path)
+        state.mark(BLOCK)
 
     def truncate(self, cache: PagedCache, length: int, hold: bool = False) -> None:
         cache.truncate(length, hold)

@@ -75,6 +75,62 @@ def sigmoid(x: LogitArray) -> LogitArray:
     return np.float32(1) / (exponential(-x) + np.float32(1))
 
 
+# Of log(1 + x) / x on [0, 1], the highest power first.
+_LOG = (-0.0031760571, 0.019542528, -0.056373615, 0.10543624, -0.15269667)
+_LOG_REST = (0.19663274, -0.24951616, 0.3332971, -0.49999893, 1.0)
+
+
+def softplus(x: LogitArray) -> LogitArray:
+    """Return log(1 + e^x)."""
+    y = exponential(-np.abs(x))
+    total = np.full_like(y, _LOG[0])
+    for coefficient in (*_LOG[1:], *_LOG_REST):
+        total = fma(total, y, coefficient)
+    out: LogitArray = fma(y, total, np.maximum(x, 0))
+    return out
+
+
+def unit(x: LogitArray) -> LogitArray:
+    """Return vectors over the last axis at length 1."""
+    square = np.zeros((*x.shape[:-1], LANES), np.float32)
+    for begin in range(0, x.shape[-1], LANES):
+        lanes = x[..., begin : begin + LANES]
+        square = fma(lanes, lanes, square)
+    out: LogitArray = x * (1 / np.sqrt(folded(square)[..., None] + np.float32(1e-6)))
+    return out
+
+
+_CHAINS = 4
+
+
+def _by_key(state: LogitArray, keys: LogitArray) -> LogitArray:
+    # Sum over keys in four chains, every fourth key in one: [heads, keys, values] by [heads, keys].
+    chains = np.zeros((len(state), _CHAINS, state.shape[2]), np.float32)
+    for begin in range(0, state.shape[1], _CHAINS):
+        own = slice(begin, begin + _CHAINS)
+        chains = fma(keys[:, own, None], state[:, own], chains)
+    out: LogitArray = (chains[:, 0] + chains[:, 1]) + (chains[:, 2] + chains[:, 3])
+    return out
+
+
+def delta_step(
+    state: LogitArray,
+    query: LogitArray,
+    key: LogitArray,
+    value: LogitArray,
+    strength: LogitArray,
+    decay: LogitArray,
+) -> tuple[LogitArray, LogitArray]:
+    """Return a state `[heads, keys, values]` changed by a row, and what the row reads of it.
+
+    `query` and `key` are `[heads, keys]`, `value` `[heads, values]`, the others `[heads]`.
+    """
+    state = state * decay[:, None, None]
+    delta = (value - _by_key(state, key)) * strength[:, None]
+    state = fma(key[:, :, None], delta[:, None], state)
+    return state, _by_key(state, query)
+
+
 def normed(x: LogitArray, weights: LogitArray, eps: float) -> LogitArray:
     """Return the RMS norm over the last axis."""
     square = np.zeros((*x.shape[:-1], LANES), np.float32)

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.core import target
-from paceline.core.target import row_mask, row_positions
+from paceline.core.target import row_mask, row_parents, row_positions
 from paceline.core.types import BoolArray, IntArray, LogitArray
-from paceline.models.ops import Activation, Experts, Heads, Name, Names, Ops, Rotary, Rows, Sight
+from paceline.models.ops import (
+    Activation,
+    DeltaRule,
+    Experts,
+    Heads,
+    Name,
+    Names,
+    Ops,
+    Rotary,
+    Rows,
+    Sight,
+)
 from paceline.runtimes.cpu.matrices import Formats, NetworkMatrices
 from paceline.runtimes.reference.arithmetic import (
     CHUNK,
     active,
     among,
     attention,
+    delta_step,
     exponential,
     fma,
     in_order,
     normed,
     product,
     sigmoid,
+    softplus,
     turns,
+    unit,
 )
 from paceline.runtimes.reference.formats import Matrix
 
@@ -37,6 +52,14 @@ class ReferenceCache:
 
     data: npt.NDArray[np.floating]
     length: int = 0
+    # Of recurrent layers, by kind and layer: the arrays of the prefix, which are never written
+    # again, and those behind the root and behind each of the rows after it in the last forward.
+    states: dict[tuple[str, int], LogitArray] = field(default_factory=dict)
+    rows: dict[tuple[str, int], list[LogitArray]] = field(default_factory=dict)
+
+    def keep(self, row: int) -> None:
+        """Make the states behind the root, or so many rows after it, those of the prefix."""
+        self.states = {key: found[row] for key, found in self.rows.items()}
 
     def store(
         self, layer: int, begin: int, keys: LogitArray, values: LogitArray
@@ -95,9 +118,11 @@ class ReferenceOps:
         matrix: Callable[[str], Matrix],
         eps: float,
         sights: SeenRows,
+        asked: target.Rows | None = None,
     ) -> None:
-        """Bind them; `eps` is that of all norms."""
+        """Bind them; `eps` is that of all norms. A model with states is `asked` for its rows."""
         self._formats, self._matrix, self._eps, self._sights = formats, matrix, eps, sights
+        self._root, self._parents = (asked.root, row_parents(asked)) if asked else (0, [])
         self._positions: IntArray  # of the rows that attended last
 
     def weight(self, name: str) -> Rows:
@@ -115,8 +140,9 @@ class ReferenceOps:
     def embed_windows(self, tokens: IntArray) -> Rows:
         return self.embed(tokens).reshape(len(tokens), -1)
 
-    def norm(self, x: Rows, name: str, *, plus: Rows = None) -> Rows:
-        out = normed(x, self._formats.required(name), self._eps)
+    def norm(self, x: Rows, name: str, *, plus: Rows = None, heads: int = 1) -> Rows:
+        parts = x.reshape(*x.shape[:-1], heads, -1)
+        out = normed(parts, self._formats.required(name), self._eps).reshape(x.shape)
         return out if plus is None else plus + out
 
     def linear(
@@ -147,6 +173,9 @@ class ReferenceOps:
 
     def lstm_gate(self, gate: Rows, x: Rows) -> Rows:
         return sigmoid(gate) * (sigmoid(x * np.float32(2)) * np.float32(2) - np.float32(1))
+
+    def gate(self, x: Rows, by: Rows) -> Rows:
+        return x * sigmoid(by)
 
     def concat(self, parts: Sequence[Rows]) -> Rows:
         return np.concatenate(parts, axis=-1)
@@ -211,6 +240,49 @@ class ReferenceOps:
             stored = self._sights.cache.store(layer, seen.begin, k, v)
         out = attended(q, stored, heads, seen.mask)
         return self.last(out) if sees == "last" else out
+
+    def convolve(self, layer: int, x: Rows, name: str) -> Rows:
+        weights = self._formats.required(name).reshape(x.shape[1], -1)
+        before = np.zeros((weights.shape[1] - 1, x.shape[1]), np.float32)
+        read: list[LogitArray] = []  # by row
+        for parent, row in zip(self._parents, x, strict=True):
+            past = self._state("tail", layer, before) if parent < 0 else read[parent][1:]
+            read.append(np.concatenate([past, row[None]]))
+        self._note("tail", layer, [each[1:] for each in read])
+        out = np.zeros_like(x)
+        for tap, own in enumerate(np.stack(read, axis=1)):
+            out = fma(own, weights[:, tap], out)
+        return active(out, "silu")
+
+    def delta(self, layer: int, x: Rows, gates: Rows, name: str, rule: DeltaRule) -> Rows:
+        parts = np.split(x, [rule.keys, 2 * rule.keys], axis=1)
+        q, k, v = (
+            part.reshape(len(x), -1, width)
+            for part, width in zip(parts, (rule.key_width,) * 2 + (rule.value_width,), strict=True)
+        )
+        heads = [rule.key_head(each) for each in range(rule.value_heads)]
+        q, k = unit(q)[:, heads] * np.float32(1 / math.sqrt(rule.key_width)), unit(k)[:, heads]
+        strength, decay = np.split(gates, 2, axis=1)
+        rate, dt = (self._formats.required(f"{name}_{each}") for each in ("rate", "dt"))
+        decay = exponential(rate * softplus(decay + dt))
+        rows = zip(q, k, v, sigmoid(strength), decay, strict=True)
+        states: list[LogitArray] = []
+        out = np.empty((len(x), rule.value_heads, rule.value_width), np.float32)
+        empty = np.zeros((rule.value_heads, rule.key_width, rule.value_width), np.float32)
+        for row, (parent, own) in enumerate(zip(self._parents, rows, strict=True)):
+            state = self._state("sum", layer, empty) if parent < 0 else states[parent]
+            state, out[row] = delta_step(state, *own)
+            states.append(state)
+            if 0 < row <= self._root:
+                states[row - 1] = empty  # nobody asks for it
+        self._note("sum", layer, states)
+        return out.reshape(len(x), -1)
+
+    def _state(self, kind: str, layer: int, empty: LogitArray) -> LogitArray:
+        return self._sights.cache.states.get((kind, layer), empty)
+
+    def _note(self, kind: str, layer: int, states: list[LogitArray]) -> None:
+        self._sights.cache.rows[kind, layer] = states[self._root :]
 
     def know_target(self, make: Callable[[Ops], tuple[Rows, Rows]], heads: Heads) -> None:
         raise NotImplementedError("a model has no target")

@@ -69,8 +69,9 @@ class ReferenceTarget(Runtime):
             bit_exact=True,
             feature_layers=feature_layers(config.layers),
             kv_precision=kv_precision,
-            blocks=True,
+            blocks=not config.recurrent,
             denoises=config.denoises,
+            rollback=0 if config.recurrent else None,
         )
 
     @classmethod
@@ -87,7 +88,7 @@ class ReferenceTarget(Runtime):
     def warm_up(self) -> None: ...
 
     def open(self) -> ReferenceCache:
-        shape = self.config.layers, 2, 0, self.config.kv_heads, self.config.head_dim
+        shape = len(self.config.attention_layers), 2, 0, self.config.kv_heads, self.config.head_dim
         dtype = np.float32 if self.capabilities.kv_precision == "fp32" else np.float16
         return ReferenceCache(np.zeros(shape, dtype))
 
@@ -102,6 +103,7 @@ class ReferenceTarget(Runtime):
             )
             found = self._run(rows).features
             cache.length += len(rows)
+            cache.keep(0)
             if found is not None:
                 seen.append(found)
         return np.concatenate(seen) if features else None
@@ -113,7 +115,8 @@ class ReferenceTarget(Runtime):
 
     def _run(self, rows: Rows, layers: Sequence[Layer] | None = None) -> Output:
         config, halves = self.config, families.halves_of(self.config)
-        ops = ReferenceOps(self._formats, self._matrix, config.norm_eps, AskedRows(rows))
+        asked = rows if config.recurrent else None
+        ops = ReferenceOps(self._formats, self._matrix, config.norm_eps, AskedRows(rows), asked)
         features: list[LogitArray] = []
         states: list[LogitArray] = []
         with np.errstate(all="ignore"):
@@ -135,12 +138,15 @@ class ReferenceTarget(Runtime):
         start = cache.length + num_new
         cache.length = start + len(path)
         cache.data[:, :, start : cache.length] = cache.data[:, :, [start + node for node in path]]
+        cache.keep(path[-1] + 1 if len(path) else 0)
 
     def truncate(self, cache: ReferenceCache, length: int, hold: bool = False) -> None:
+        if cache.states and length < cache.length:
+            cache.states, length = {}, 0
         cache.length = min(cache.length, length)
 
     def fork(self, cache: ReferenceCache) -> ReferenceCache:
-        return ReferenceCache(cache.data.copy(), cache.length)
+        return ReferenceCache(cache.data.copy(), cache.length, dict(cache.states))
 
     def release(self, cache: ReferenceCache) -> None:
         cache.data, cache.length = cache.data[:, :, :0].copy(), 0

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.core.target import Rows, row_parents
 from paceline.errors import OutOfMemory
 from paceline.networks.runner import Tail
+from paceline.networks.torch_ops import Changes
 from paceline.runtimes.torch.hybrid import hybrid
 
 _GROW = 256  # smallest capacity of a cache in tokens
@@ -22,10 +25,19 @@ class TorchCache:
     Attributes:
         data: `[layers, 2, kv_heads, capacity, head_dim]`, keys at 0 and values at 1.
         length: cached tokens. Rows after it belong to the last forward, until `keep`.
+        states: of recurrent layers, by kind and layer; never written again.
+        rows: those behind the root and each row after it in the last forward.
     """
 
     data: Tensor
     length: int = 0
+    states: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    rows: dict[tuple[str, int], Sequence[Tensor]] = field(default_factory=dict)
+
+    def keep(self, row: int) -> None:
+        """Make the states behind the root, or so many rows after it, those of the prefix."""
+        self.states = {key: found[row].clone() for key, found in self.rows.items()}
+        self.rows = {}
 
     @classmethod
     def empty(
@@ -34,6 +46,53 @@ class TorchCache:
         dtype, device = like
         shape = (layers, 2, kv_heads, 0, head_dim)
         return cls(torch.empty(shape, dtype=dtype, device=device))
+
+
+class RecurrentRows:
+    """States of the sequences of a forward, one for each row of a draft."""
+
+    def __init__(self, rows: Sequence[Rows]) -> None:
+        self._rows = [(each.cache, each.root, row_parents(each)) for each in rows]
+        self._sizes = list(map(len, rows))
+
+    def convolve(self, layer: int, x: Tensor, weights: Tensor) -> Tensor:
+        """Return rows `[rows, width]` convolved with weights `[width, taps]`."""
+        past, out = weights.shape[1] - 1, []
+        for (cache, root, parents), own in zip(
+            self._rows, x.split_with_sizes(self._sizes), strict=True
+        ):
+            read: list[list[int]] = []  # by row
+            for row, parent in enumerate(parents):
+                before = list(range(past)) if parent < 0 else read[parent][1:]
+                read.append([*before, past + row])
+            tail = cache.states.get(("tail", layer))
+            tail = own.new_zeros(past, own.shape[1]) if tail is None else tail
+            inputs = torch.cat([tail, own])[torch.tensor(read, device=x.device)]
+            cache.rows["tail", layer] = inputs[root:, 1:]
+            out.append((inputs * weights.T).sum(1))
+        return torch.cat(out)
+
+    def scan(self, layer: int, rows: Changes) -> Tensor:
+        """Return what rows read, `[rows, heads, value_width]`, one after another."""
+        out = torch.empty_like(rows.values)
+        heads, width = rows.keys.shape[1:]
+        empty = rows.keys.new_zeros(heads, width, rows.values.shape[2])
+        begin = 0
+        for cache, root, parents in self._rows:
+            states: list[Tensor] = []
+            for row, parent in enumerate(parents):
+                before = states[parent] if parent >= 0 else cache.states.get(("sum", layer), empty)
+                q, k, v, strength, decay = (each[begin + row] for each in rows)
+                state = before * decay[:, None, None]
+                change = (v - (state * k[:, :, None]).sum(1)) * strength[:, None]
+                state = state + k[:, :, None] * change[:, None]
+                out[begin + row] = (state * q[:, :, None]).sum(1)
+                states.append(state)
+                if 0 < row <= root:
+                    states[row - 1] = empty  # nobody asks for it
+            cache.rows["sum", layer] = states[root:]
+            begin += len(parents)
+        return out
 
 
 def attend(

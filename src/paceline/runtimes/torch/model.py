@@ -16,7 +16,8 @@ from paceline.models.config import ModelConfig
 from paceline.models.families import base
 from paceline.models.ops import Heads, Sight
 from paceline.models.weights import Weights
-from paceline.networks.torch_ops import Attention, Qkv, TorchOps
+from paceline.networks.torch_ops import Attention, Changes, Qkv, TorchOps
+from paceline.runtimes.torch.cache import RecurrentRows
 
 # `(layer, heads, queries [rows, heads, width], keys, values [rows, kv_heads, width])` to the
 # attention's output `[rows, heads, width]`.
@@ -52,6 +53,7 @@ class TorchModel:
         features: list[Tensor] | None = None,
         layers: Sequence[Layer] | None = None,
         states: list[Tensor] | None = None,
+        recurrent: RecurrentRows | None = None,
     ) -> Tensor:
         """Return the hidden states after the final norm, `[rows, hidden_size]`.
 
@@ -62,8 +64,9 @@ class TorchModel:
             features: if given, collects the inputs of the feature layers, and the result.
             layers: those to run; None for all.
             states: if given, collects the rows before the final norm.
+            recurrent: the states of the rows, if layers have some.
         """
-        ops = TorchOps(self, self.config.norm_eps, RowAttention(positions, attend))
+        ops = TorchOps(self, self.config.norm_eps, RowAttention(positions, attend, recurrent))
         halves = families.halves_of(self.config)
         found: Tensor = base.forward(
             ops, self.config, halves, x, layers=layers, features=features, states=states
@@ -110,10 +113,18 @@ class TorchModel:
 
 
 class RowAttention(Attention):
-    """Flat rows of a model, whose keys a callback knows."""
+    """Flat rows of a model, whose keys a callback knows; without `recurrent` there are none."""
 
-    def __init__(self, positions: Tensor, attend: Attend) -> None:
-        self._positions, self._attend = positions, attend
+    def __init__(
+        self, positions: Tensor, attend: Attend, recurrent: RecurrentRows | None = None
+    ) -> None:
+        self._positions, self._attend, self._recurrent = positions, attend, recurrent
+
+    def convolve(self, layer: int, x: Tensor, weights: Tensor) -> Tensor:
+        return x if self._recurrent is None else self._recurrent.convolve(layer, x, weights)
+
+    def scan(self, layer: int, rows: Changes) -> Tensor:
+        return rows.values if self._recurrent is None else self._recurrent.scan(layer, rows)
 
     def places(self, layer: int, x: Tensor, heads: Heads, sees: Sight) -> Tensor:
         return self._positions

@@ -30,7 +30,7 @@ from paceline.models.ops import Heads
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights, no_rows, with_rows
 from paceline.networks.weights import Trained
-from paceline.runtimes.torch.cache import TorchCache, attend, reserve
+from paceline.runtimes.torch.cache import RecurrentRows, TorchCache, attend, reserve
 from paceline.runtimes.torch.hybrid import LONG
 from paceline.runtimes.torch.model import Attend, TorchModel
 from paceline.runtimes.torch.runner import TorchRunner, target_weights_for
@@ -85,11 +85,13 @@ class TorchTarget:
             hidden_states=True,
             bit_exact=False,
             feature_layers=feature_layers(config.layers),
-            blocks=True,
+            blocks=not config.recurrent,
+            rollback=0 if config.recurrent else None,
             networks=True,
             embeddings=True,
             head=None if kept is None else tuple(kept.tolist()),
             denoises=config.denoises,
+            rollback=0 if config.recurrent else None,
         )
 
     @classmethod
@@ -125,7 +127,9 @@ class TorchTarget:
     def open(self) -> TorchCache:
         config = self.config
         place = self._dtype, self._device
-        return TorchCache.empty(config.layers, config.kv_heads, config.head_dim, place)
+        return TorchCache.empty(
+            len(config.attention_layers), config.kv_heads, config.head_dim, place
+        )
 
     @torch.inference_mode()
     def prefill(
@@ -136,7 +140,7 @@ class TorchTarget:
             chunk = tokens[start : start + _CHUNK]
             streams: list[Tensor] | None = [] if features else None
             self._hidden([Rows.draft(cache, chunk)], streams=streams)
-            cache.length += len(chunk)
+            self.keep(cache, len(chunk), ())
             if streams:
                 seen.append(to_numpy(torch.cat(streams, dim=-1)))
         return np.concatenate(seen) if features else None
@@ -214,7 +218,7 @@ class TorchTarget:
         exact = torch.tensor([list(weights)], dtype=torch.float64)
         weighted = exact.to(embeddings) @ embeddings
         hidden = self._hidden([Rows.draft(cache, tokens[:1])], weighted)
-        cache.length += 1
+        self.keep(cache, 1, ())
         logits: LogitArray = to_numpy(self._network.logits(hidden))[0]
         return logits
 
@@ -225,16 +229,21 @@ class TorchTarget:
             rows = torch.tensor(path, device=self._device) + start
             cache.data[:, :, :, start : start + len(path)] = cache.data[:, :, :, rows]
         cache.length = start + len(path)
+        if cache.rows:
+            cache.keep(path[-1] + 1 if len(path) else 0)
 
     def truncate(self, cache: TorchCache, length: int, hold: bool = False) -> None:
+        if cache.states and length < cache.length:
+            cache.states, length = {}, 0
         cache.length = min(cache.length, length)
 
     def fork(self, cache: TorchCache) -> TorchCache:
-        return TorchCache(cache.data[:, :, :, : cache.length].clone(), cache.length)
+        data = cache.data[:, :, :, : cache.length].clone()
+        return TorchCache(data, cache.length, dict(cache.states))
 
     def release(self, cache: TorchCache) -> None:
         cache.data = cache.data[:, :, :, :0].clone()
-        cache.length = 0
+        cache.length, cache.states, cache.rows = 0, {}, {}
 
     def _hidden(
         self,
@@ -252,7 +261,10 @@ class TorchTarget:
         positions = np.concatenate([row_positions(each) for each in rows])
         places = torch.from_numpy(positions).to(self._device)
         attended = self._attention(rows)
-        return self._network(embeddings, places, attended, streams, layers=layers, states=states)
+        recurrent = RecurrentRows(rows) if self.config.recurrent else None
+        return self._network(
+            embeddings, places, attended, streams, layers, states, recurrent=recurrent
+        )
 
     def _attention(self, rows: Sequence[Rows]) -> Attend:
         # Makes room for the rows, which attend to their own sequences.

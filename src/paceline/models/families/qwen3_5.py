@@ -1,0 +1,151 @@
+"""Qwen 3.5 to 3.8, dense (Qwen Team 2026): three gated delta rules, then one gated attention.
+
+GGUF files hold value heads in another order than checkpoints: `DeltaRule.tiled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import ModelError
+from paceline.models.config import ELSEWHERE, ModelConfig
+from paceline.models.families.base import (
+    GGUF_PARTS,
+    HF_PARTS,
+    Family,
+    Get,
+    LayerNames,
+    heads_of,
+    llama_feed_forward,
+)
+from paceline.models.ops import DeltaRule, Ops, Rows
+
+_EVERY = 4  # layer of which one has attention
+_ROTATED = 0.25
+
+
+def _entries(config: Mapping[str, Any]) -> dict[str, Any]:
+    # Positions of pictures are of three kinds; those of text are alike.
+    rope = {
+        name: value
+        for name, value in (config.get("rope_parameters") or {}).items()
+        if not name.startswith("mrope_")
+    }
+    share = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor", _ROTATED))
+    return {**config, "rope_parameters": {**rope, "partial_rotary_factor": share}}
+
+
+def _recurrent(layers: int, every: int) -> tuple[int, ...]:
+    return tuple(index for index in range(layers) if (index + 1) % every)
+
+
+def _from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
+    if not config.get("attn_output_gate", True):
+        raise ModelError(f"this runtime runs Qwen 3.5 with gated attention alone: {ELSEWHERE}")
+    kinds, layers = config.get("layer_types"), int(config["num_hidden_layers"])
+    recurrent = _recurrent(layers, int(config.get("full_attention_interval") or _EVERY))
+    if kinds:
+        recurrent = tuple(i for i, kind in enumerate(kinds) if kind == "linear_attention")
+    return {
+        "qk_norm": True,
+        "recurrent": recurrent,
+        "delta": DeltaRule(
+            int(config["linear_num_key_heads"]),
+            int(config["linear_num_value_heads"]),
+            int(config["linear_key_head_dim"]),
+            int(config["linear_value_head_dim"]),
+            int(config["linear_conv_kernel_dim"]),
+        ),
+    }
+
+
+def _from_gguf(get: Get) -> dict[str, Any]:
+    get("rope.dimension_sections", None)
+    layers = int(get("block_count")) - int(get("nextn_predict_layers", 0))
+    kinds, value_heads = get("attention.recurrent_layers", None), int(get("ssm.time_step_rank"))
+    recurrent = _recurrent(layers, int(get("full_attention_interval", _EVERY)))
+    if kinds is not None:
+        recurrent = tuple(index for index in range(layers) if kinds[index])
+    width = int(get("ssm.state_size"))
+    return {
+        "layers": layers,
+        "qk_norm": True,
+        "recurrent": recurrent,
+        "delta": DeltaRule(
+            int(get("ssm.group_count")),
+            value_heads,
+            width,
+            int(get("ssm.inner_size")) // value_heads,
+            int(get("ssm.conv_kernel")),
+            tiled=True,
+        ),
+    }
+
+
+def _mixer(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
+    return (_delta if index in config.recurrent else _attention)(ops, config, index, x)
+
+
+def _attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
+    names = LayerNames.of(index)
+    qkv = ops.linear(x, names.qkv, norm=names.norm)
+    by = ops.linear(x, [f"layers.{index}.q_gate"], norm=names.norm)
+    layer = config.attention_layers.index(index)
+    gated = ops.gate(ops.attend(layer, qkv, heads_of(config, index)), by)
+    return ops.linear(gated, [names.o], plus=x)
+
+
+def _delta(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
+    rule, name, layer = config.delta, f"layers.{index}.delta", config.recurrent.index(index)
+    assert rule is not None
+    norm = f"layers.{index}.attention_norm"
+    read = ops.linear(x, [f"{name}_qkv", f"{name}_z"], norm=norm)
+    qkv, z = ops.split(read, [2 * rule.keys + rule.values, rule.values])
+    gates = ops.linear(x, [f"{name}_b", f"{name}_a"], norm=norm)
+    mixed = ops.delta(layer, ops.convolve(layer, qkv, f"{name}_conv"), gates, name, rule)
+    gated = ops.norm(mixed, f"{name}_norm", heads=rule.value_heads) * ops.silu(z)
+    return ops.linear(gated, [f"{name}_o"], plus=x)
+
+
+QWEN3_5 = Family(
+    "qwen3_5_text",
+    "qwen35",
+    hf_parts=HF_PARTS
+    | {
+        "q_gate": "self_attn.q_proj",
+        "delta_qkv": "linear_attn.in_proj_qkv",
+        "delta_z": "linear_attn.in_proj_z",
+        "delta_b": "linear_attn.in_proj_b",
+        "delta_a": "linear_attn.in_proj_a",
+        "delta_conv": "linear_attn.conv1d",
+        "delta_rate": "linear_attn.A_log",
+        "delta_dt": "linear_attn.dt_bias",
+        "delta_norm": "linear_attn.norm",
+        "delta_o": "linear_attn.out_proj",
+    },
+    gguf_parts=GGUF_PARTS
+    | {
+        "ffn_norm": "post_attention_norm",
+        "q_gate": "attn_q",
+        "delta_qkv": "attn_qkv",
+        "delta_z": "attn_gate",
+        "delta_b": "ssm_beta",
+        "delta_a": "ssm_alpha",
+        "delta_conv": "ssm_conv1d",
+        "delta_rate": "ssm_a",
+        "delta_dt": "ssm_dt.bias",
+        "delta_norm": "ssm_norm",
+        "delta_o": "ssm_out",
+    },
+    norms_less_one=True,
+    whole=("delta_norm",),
+    bare=("linear_attn.A_log", "linear_attn.dt_bias", "ssm_a", "ssm_dt.bias"),
+    logarithms=("delta_rate",),
+    gated_queries=True,
+    wraps="qwen3_5",
+    entries=_entries,
+    from_hf=_from_hf,
+    from_gguf=_from_gguf,
+    halves=(_mixer, llama_feed_forward),
+)
