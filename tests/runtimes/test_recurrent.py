@@ -197,7 +197,7 @@ def test_going_back(back: int, plain: Any) -> None:
 
 @pytest.mark.parametrize("back", [1, 63, 64, 65])
 def test_going_back_as_far_as_was_asked_for(back: int, model: CpuTarget, plain: Any) -> None:
-    cache = model.open(rollback=64)
+    cache = model.open_to_go_back(64)
     model.prefill(cache, TEXT[:20])
     for _ in range(2):
         while cache.length < 200:

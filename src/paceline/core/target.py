@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -298,6 +298,28 @@ class Target(Protocol):
 
 # From the number of rows of an LM head to ascending token ids, int64, of those that are kept.
 Head = Callable[[int], IntArray]
+
+# Tokens that a cache of a draft model can drop at any time: as deep as drafts mostly are.
+ROLLBACK = 16
+
+
+@runtime_checkable
+class GoesBack(Protocol):
+    """A target with states that can open a cache which goes back."""
+
+    def open_to_go_back(self, tokens: int) -> Any:
+        """Open an empty cache, of which `truncate` can drop so many tokens at any time.
+
+        A forward of more new tokens is final.
+        """
+        ...
+
+
+def open_for_drafts(target: Target) -> Any:
+    """Open a cache of a draft model, whose drafts are cached and dropped again."""
+    if isinstance(target, GoesBack) and target.capabilities.rollback is not None:
+        return target.open_to_go_back(ROLLBACK)
+    return target.open()
 
 
 class Runtime(Described):

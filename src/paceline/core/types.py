@@ -277,7 +277,8 @@ class Capabilities:
         paged: it is an `paceline.engine.memory.Paged`.
         head: token ids of its logits, ascending, if it was loaded without the others.
         denoises: how it fills a canvas, if it was trained to.
-        rollback: how many cached tokens `truncate` can drop, and no more; None for any number.
+        rollback: how many cached tokens `truncate` can drop unless more are asked for
+            (`GoesBack`); None for any number.
     """
 
     runtime: str

@@ -20,7 +20,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
-from paceline.core.target import Head, Output, Rows, Target
+from paceline.core.target import Head, Output, Rows, Target, open_for_drafts
 from paceline.core.types import Budget, Distribution, IntArray, LogitArray, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.network.trees import draft_sampling
@@ -174,7 +174,7 @@ class DraftModel(Drafter):
         # When a draft is first wanted, which in a batch may be never.
         self._drop(sequence)
         begin = len(sequence.tokens) - 1 - tokens
-        cache = self._model.open()
+        cache = open_for_drafts(self._model)
         try:
             if self._room(sequence):
                 self._model.prefill(cache, self._known(sequence.tokens[begin:-1]))

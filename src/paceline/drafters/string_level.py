@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
-from paceline.core.target import Output, Rows, Target
+from paceline.core.target import Output, Rows, Target, open_for_drafts
 from paceline.core.types import Budget, Distribution, LogitArray, SamplingParams, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.draft_model import DraftModel
@@ -123,7 +123,7 @@ class StringLevel(Drafter):
         reader = Reader(self._translation, begins=begin == 0)
         reader.read(sequence.tokens[begin:])
         followed = self._followed[sequence.id] = Followed(
-            self._model.open(), reader, _sampler(sequence.params), len(sequence.tokens)
+            open_for_drafts(self._model), reader, _sampler(sequence.params), len(sequence.tokens)
         )
         if 1 < len(reader.ids) <= self._model.capabilities.max_context:
             self._model.prefill(followed.cache, reader.ids[:-1])
@@ -166,6 +166,7 @@ class StringLevel(Drafter):
             agreed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             if agreed < followed.cache.length:
                 self._model.truncate(followed.cache, agreed)
+                agreed = followed.cache.length  # a state may have gone back further
                 del followed.cached[agreed:]
             rows.append(Rows.draft(followed.cache, text[agreed:], hidden=self.hidden))
             texts.append(text)

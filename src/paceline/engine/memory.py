@@ -33,8 +33,12 @@ class BlockCache(Protocol):
         """Take the longest cached prefix of `tokens` from the prefix cache, if it is longer."""
         ...
 
-    def publish(self, tokens: List[int]) -> None:
+    def publish(self, tokens: List[int], ended: bool = False) -> None:
         """Add this cache's blocks of `tokens` to the prefix cache."""
+        ...
+
+    def unmarked(self, tokens: int) -> int:
+        """Return how many of the next `tokens` positions one chunk may take."""
         ...
 
 
@@ -55,6 +59,16 @@ class Memory(Protocol):
 
     @property
     def bytes_per_token(self) -> int: ...
+
+    @property
+    def sequences(self) -> int | None:
+        """Most sequences beside one another; None for any number."""
+        ...
+
+    @property
+    def nodes(self) -> int | None:
+        """Most rows of drafts in a forward; None for any number."""
+        ...
 
 
 class Paged(Target, Protocol):
@@ -114,6 +128,8 @@ def fitted(memory: Memory | None, sequences: List[Sequence], budgets: List[Budge
 
 
 def _drafts_fit(memory: Memory, sequences: List[Sequence], budgets: List[Budget]) -> bool:
+    if memory.nodes is not None and sum(each.nodes for each in budgets) > memory.nodes:
+        return False
     # One block more than the rows fill: they may begin inside one, which is copied if shared.
     most = -(-(1 + max((each.nodes for each in budgets), default=0)) // memory.block) + 1
     if len(budgets) * most <= memory.free:

@@ -82,6 +82,7 @@ def shared_out(reading: List[Sequence], tokens: int, block: int | None = None) -
         if block and any(_reads_for(chunk.sequence, sequence, block) for chunk in chunks):
             continue
         size = min(sequence.unread, tokens, SCORED if sequence.unscored else tokens)
+        size = sequence.cache.unmarked(size) if block else size
         if size:
             chunks.append(Chunk(sequence, size))
         tokens -= size
@@ -163,6 +164,7 @@ class Prefiller:
         if sibling is not None and known:
             sequence.cache = self._target.fork(sibling.cache)
             self._target.truncate(sequence.cache, known)
+            known = sequence.cache.length  # a state may have gone back further
         else:
             sequence.cache = self._target.open()
         sequence.reading = True
@@ -280,7 +282,7 @@ class Prefiller:
         self._forget(sequence)
         if sequence.cache is not None:
             if self._paged:
-                sequence.cache.publish(sequence.tokens)
+                sequence.cache.publish(sequence.tokens, ended=True)
             self._target.release(sequence.cache)
             sequence.cache = None
 

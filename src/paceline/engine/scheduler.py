@@ -71,6 +71,8 @@ class Scheduler:
         self.limits = limits
         self.preemptions = 0
         self._memory = memory
+        most = None if memory is None else memory.sequences
+        self._most = limits.running if most is None else min(limits.running, max(1, most))
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._crowded = False  # preempted, and no request has ended since
@@ -110,7 +112,7 @@ class Scheduler:
 
     def check_queue(self) -> None:
         """Raise QueueFull if the queue is full."""
-        places = self.limits.running - len(self._running)
+        places = self._most - len(self._running)
         if self.limits.waiting is not None and len(self._waiting) >= places + self.limits.waiting:
             raise QueueFull(
                 f"{len(self)} requests are in flight, the most that max_batch "
@@ -126,7 +128,7 @@ class Scheduler:
 
         One whose prompt is being read for another sample waits.
         """
-        full = self._crowded or len(self._running) >= self.limits.running
+        full = self._crowded or len(self._running) >= self._most
         if full or not self._waiting:
             return None
         head = self._waiting[0]

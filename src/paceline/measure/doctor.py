@@ -396,10 +396,9 @@ def _difference(target: Target, cache: object, root: int, draft: TokenTree) -> f
 
 
 def _one_by_one(target: Target, cache: object, tokens: Sequence[int]) -> LogitArray:
-    start = cache.length  # type: ignore[attr-defined]  # caches are opaque but for their length
-    rows = []
+    copy, rows = target.fork(cache), []
     for token in tokens:
-        rows.append(target.forward([Rows.draft(cache, [token])])[0].logits[0].copy())
-        target.keep(cache, 1, ())
-    target.truncate(cache, start)
+        rows.append(target.forward([Rows.draft(copy, [token])])[0].logits[0].copy())
+        target.keep(copy, 1, ())
+    target.release(copy)
     return np.stack(rows)

@@ -18,7 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import OutOfMemory
-from paceline.runtimes.states import LEAST_SLOTS, SequenceState, StatePool, StateShape
+from paceline.runtimes.states import (
+    LEAST_SLOTS,
+    RECORD_BYTES,
+    SequenceState,
+    StatePool,
+    StateShape,
+)
 
 # The empty chain.
 _START = 0
@@ -166,6 +172,18 @@ class BlockPool:
     def free(self) -> int:
         """Blocks without holder, retained ones included."""
         return len(self._free) + len(self._idle)
+
+    @property
+    def sequences(self) -> int | None:
+        """Most sequences whose states fit beside one another; None for any number."""
+        return None if self.states is None else self.states.sequences
+
+    @property
+    def nodes(self) -> int | None:
+        """Most rows with records in a forward; None for any number."""
+        if self.states is None:
+            return None
+        return max(1, RECORD_BYTES // (4 * self.states.shape.record_size))
 
     @property
     def bytes_per_token(self) -> int:

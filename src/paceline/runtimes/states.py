@@ -20,6 +20,9 @@ from paceline.models.config import ModelConfig
 LEAST_SLOTS = 6
 """Those of two sequences."""
 
+RECORD_BYTES = 256 << 20
+"""Those of the records of a forward, at most."""
+
 PER_SEQUENCE = 3
 """Slots of a sequence at most: its state, the next one, and that at a border of blocks."""
 

@@ -259,9 +259,12 @@ class CpuTarget(Runtime):
 
     def warm_up(self) -> None: ...
 
-    def open(self, rollback: int = 0) -> PagedCache:
+    def open(self) -> PagedCache:
+        return self.open_to_go_back(0)
+
+    def open_to_go_back(self, tokens: int) -> PagedCache:
         states = self._pool.states
-        state = None if states is None else SequenceState(states, rollback)
+        state = None if states is None else SequenceState(states, tokens)
         return PagedCache(self._pool, state=state)
 
     def prefill(

@@ -91,7 +91,6 @@ class TorchTarget:
             embeddings=True,
             head=None if kept is None else tuple(kept.tolist()),
             denoises=config.denoises,
-            rollback=0 if config.recurrent else None,
         )
 
     @classmethod
