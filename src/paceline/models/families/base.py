@@ -76,7 +76,7 @@ class Family:
         bare: names in files that have no ".weight" behind them; of no norms.
         logarithms: parts of which checkpoints hold the logarithm of the opposite.
         gated_queries: of each head "q" has first its queries, then what gates its results.
-        wraps: `model_type` of configs of which a model of this family is the `text_config`.
+        wraps: `model_type` of configs whose text model is of this family.
         entries: a Hugging Face config in the words of Llama's.
         from_hf: changes of the general config, from those entries.
         from_gguf: changes of it, from a GGUF file's metadata.
