@@ -11,7 +11,7 @@ import pytest
 
 from paceline.errors import InvalidOption
 from paceline.measure import results as results_pages
-from paceline.measure.claims import changes, lines
+from paceline.measure.claims import WHY, changes, lines, same_as_before
 from paceline.measure.methods import TITLES
 from paceline.measure.results import TOPICS, dump, expected, fill, load, main, record, render, stale
 from paceline.registry.samplers import make_plan, make_sampler
@@ -163,6 +163,18 @@ def test_a_table_of_methods_says_what_is_older_than_the_code() -> None:
     assert "An old one (`" in changes(table)
     assert "is no line any more" in changes(table)
     assert changes({"columns": ["a", "b"], "rows": []}) == ""
+
+
+def test_a_configuration_is_said_by_the_first_table_whose_system_ran() -> None:
+    head = ["system", "configuration", WHY]
+    first = [["A", "`eagle3 --depth 5`", "-"], ["B", "`cascade`", "not run: no draft model"]]
+    second = [["A", "`draft-model --depth 5`", "-"], ["B", "`cascade`", "-"], ["C", "`del`", "-"]]
+    tables = [{"columns": head, "rows": rows} for rows in (first, second)]
+    assert [[row[1] for row in rows] for rows in same_as_before(tables)] == [
+        ["`eagle3 --depth 5`", "`cascade`"],
+        ["", "`cascade`", "`del`"],
+    ]
+    assert second[0][1] == "`draft-model --depth 5`"  # the result is left as it is
 
 
 def test_claims_in_the_tables_are_those_of_today() -> None:

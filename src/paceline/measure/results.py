@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.core.cache import write_atomically
 from paceline.errors import InvalidOption
-from paceline.measure.claims import CLAIMED, WHY, changes, claims, without_claims
+from paceline.measure.claims import CLAIMED, WHY, changes, claims, same_as_before, without_claims
 from paceline.measure.machine import machine
 
 TOPICS = {
@@ -224,13 +224,14 @@ def _page(heading: str, chosen: Mapping[str, Result]) -> str:
     parts += [f"Of {said}\n" for said in _shared(notes)]
     parts += [f"{SINCE} of {said}\n" for said in _shared(since)]
     first: dict[str, str] = {}
-    for name, each in chosen.items():
+    for (name, each), rows in zip(chosen.items(), same_as_before(chosen.values()), strict=True):
         same = first.setdefault(each["command"], name)
-        told = each | {"note": " ".join(notes[name]), "since": " ".join(since[name])}
+        newer = " ".join(filter(None, [*since[name], changes(each)]))
+        told = each | {"note": " ".join(notes[name]), "since": newer, "rows": rows}
         machine = "" if each["machine"] == most else each["machine"]
         parts.append(_section(name, told, machine, same if each["command"] else name))
-    if rows := claims(chosen.values()):
-        parts.append("## What papers claim\n\n" + table((*CLAIMED, WHY), rows))
+    if claimed := claims(chosen.values()):
+        parts.append("## What papers claim\n\n" + table((*CLAIMED, WHY), claimed))
     return "\n".join(parts)
 
 
@@ -265,9 +266,9 @@ def _section(name: str, result: Result, machine: str, same: str) -> str:
     said = [f"{columns[i]} {_text(rows[0][i], _decimals(rows[0][i]))}" for i in constant]
     left += [f"In all rows: {'; '.join(said)}."] if said else []
     note = " ".join(filter(None, [*left, result["note"]]))
-    since = " ".join(filter(None, [result["since"], changes(result)]))
     parts += [f"{note}\n"] if note else []
-    return "\n".join(parts + ([f"{SINCE}: {since}\n"] if since else []))
+    parts += [f"{SINCE}: {result['since']}\n"] if result["since"] else []
+    return "\n".join(parts)
 
 
 def _overview(result: Result) -> str:
