@@ -11,7 +11,7 @@ import pytest
 
 from paceline.errors import InvalidOption
 from paceline.measure import results as results_pages
-from paceline.measure.claims import WHY, changes, lines, same_as_before
+from paceline.measure.claims import WHY, changes, lines, unsaid
 from paceline.measure.methods import TITLES
 from paceline.measure.results import TOPICS, dump, expected, fill, load, main, record, render, stale
 from paceline.registry.samplers import make_plan, make_sampler
@@ -170,7 +170,8 @@ def test_a_configuration_is_said_by_the_first_table_whose_system_ran() -> None:
     first = [["A", "`eagle3 --depth 5`", "-"], ["B", "`cascade`", "not run: no draft model"]]
     second = [["A", "`draft-model --depth 5`", "-"], ["B", "`cascade`", "-"], ["C", "`del`", "-"]]
     tables = [{"columns": head, "rows": rows} for rows in (first, second)]
-    assert [[row[1] for row in rows] for rows in same_as_before(tables)] == [
+    said: dict[str, str] = {}
+    assert [[row[1] for row in unsaid(table, said)] for table in tables] == [
         ["`eagle3 --depth 5`", "`cascade`"],
         ["", "`cascade`", "`del`"],
     ]

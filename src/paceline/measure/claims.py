@@ -17,12 +17,10 @@ from paceline.trees.choice import named_expansion
 DRAFT = "{draft}"
 """In a drafter's name: the draft model, or a trained drafter where none is given."""
 
-
 CLAIMED, WHY = ("system", "the paper's claim"), "what differs"
 """Columns that are told once for all tables of methods."""
 
-LEFT_OUT = "A configuration left out is that of a table above, with `draft-model` for `eagle3`."
-
+_UNSAID = "A configuration left out is that of a table above, with `draft-model` for `eagle3`."
 _NO_FIGURE = re.compile(r"no figure at hand[;,]? ?")
 _NOT_RUN, _DEPTHS = "not run: ", "accepted at depth 1, 2, .."
 
@@ -120,30 +118,23 @@ def claims(results: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
         if WHY in result["columns"]:
             for cells in result["rows"]:
                 row = dict(zip(result["columns"], cells, strict=True))
-                claim = _NO_FIGURE.sub("", row[CLAIMED[1]])
-                told = rows.setdefault(row["system"], [row[CLAIMED[0]], claim, ""])
+                claimed = [_NO_FIGURE.sub("", row[key]) for key in CLAIMED]
+                told = rows.setdefault(row["system"], [*claimed, ""])
                 if not row[WHY].startswith(_NOT_RUN) and row[WHY] not in (told[-1], "-"):
                     told[-1] = "; ".join(filter(None, [told[-1], row[WHY]]))
     return [row for row in rows.values() if any(row[1:])]
 
 
-def same_as_before(results: Iterable[Mapping[str, Any]]) -> list[list[list[Any]]]:
-    """Return the rows of each table without configurations that one before it has.
-
-    A draft model stands for eagle3 there.
-    """
-    before: dict[str, str] = {}
-    tables = []
-    for result in results:
-        columns, rows = result["columns"], [list(row) for row in result["rows"]]
-        for row in rows if WHY in columns else []:
-            configuration = row[1].replace("draft-model", "eagle3")
-            if before.get(row[0]) == configuration:
-                row[1] = ""
-            elif not row[columns.index(WHY)].startswith(_NOT_RUN):
-                before.setdefault(row[0], configuration)
-        tables.append(rows)
-    return tables
+def unsaid(result: Mapping[str, Any], said: dict[str, str]) -> list[list[Any]]:
+    """Return the rows without configurations that were said; eagle3 stands for a draft model."""
+    columns, rows = result["columns"], [list(row) for row in result["rows"]]
+    for row in rows if WHY in columns else []:
+        configuration = row[1].replace("draft-model", "eagle3")
+        if said.get(row[0]) == configuration:
+            row[1] = ""
+        elif not row[columns.index(WHY)].startswith(_NOT_RUN):
+            said.setdefault(row[0], configuration)
+    return rows
 
 
 def without_claims(
@@ -177,6 +168,6 @@ def without_claims(
         kept,
         out,
         [f"Mode: {most}, where no other is said."]
-        + [LEFT_OUT] * any(row[1] == "" for row in rows)
+        + [_UNSAID] * any(row[1] == "" for row in rows)
         + ([f"Not run: {'; '.join(said)}."] if said else []),
     )

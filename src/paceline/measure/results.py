@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.core.cache import write_atomically
 from paceline.errors import InvalidOption
-from paceline.measure.claims import CLAIMED, WHY, changes, claims, same_as_before, without_claims
+from paceline.measure.claims import CLAIMED, WHY, changes, claims, unsaid, without_claims
 from paceline.measure.machine import machine
 
 TOPICS = {
@@ -221,13 +221,13 @@ def _page(heading: str, chosen: Mapping[str, Result]) -> str:
     since = {name: _sentences(each.get("since")) for name, each in chosen.items()}
     most, _ = Counter(each["machine"] for each in chosen.values()).most_common(1)[0]
     parts = [f"# {heading}\n\nOn {most}, where no machine is named. [All results](index.md).\n"]
-    parts += [f"Of {said}\n" for said in _shared(notes)]
-    parts += [f"{SINCE} of {said}\n" for said in _shared(since)]
-    first: dict[str, str] = {}
-    for (name, each), rows in zip(chosen.items(), same_as_before(chosen.values()), strict=True):
+    parts += [f"Of {each}\n" for each in _shared(notes)]
+    parts += [f"{SINCE} of {each}\n" for each in _shared(since)]
+    first, said = dict[str, str](), dict[str, str]()
+    for name, each in chosen.items():
         same = first.setdefault(each["command"], name)
         newer = " ".join(filter(None, [*since[name], changes(each)]))
-        told = each | {"note": " ".join(notes[name]), "since": newer, "rows": rows}
+        told = each | {"note": " ".join(notes[name]), "since": newer, "rows": unsaid(each, said)}
         machine = "" if each["machine"] == most else each["machine"]
         parts.append(_section(name, told, machine, same if each["command"] else name))
     if claimed := claims(chosen.values()):
