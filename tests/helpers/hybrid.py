@@ -58,7 +58,9 @@ def save(path: Path) -> Path:
                 values = np.log(-values)
             elif values.ndim == 1 and "norm" in part and part not in QWEN3_5.whole:
                 values = values - 1
-            elif values.ndim == 2 and part != "delta_conv":
+            elif part == "delta_conv":
+                values = values[:, None]
+            elif values.ndim == 2:
                 values = 6 * values
             tensors[f"model.layers.{layer}.{theirs}{end}"] = np.ascontiguousarray(values)
     tiny_model.save_directory(path, tiny_model.tiny_config(), tensors)

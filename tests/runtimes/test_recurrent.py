@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from paceline.core.target import Rows
 from paceline.core.types import ROOT, TokenTree
 from paceline.errors import InvalidOption, OutOfMemory
 from paceline.measure.fingerprint import RandomWeights, TinyModel
+from paceline.models.ops import DeltaRule
 from paceline.runtimes import states
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.reference.target import ReferenceTarget
@@ -351,7 +353,25 @@ def test_a_state_is_never_written_again(model: CpuTarget, plain: Any) -> None:
     assert not np.array_equal(step(model, fork, [TEXT[10]])[0], plain[10])
 
 
-def test_a_record_is_small() -> None:
-    shape = states.StateShape.of(MODEL.config)
+def test_what_drafts_nothing_is_refused(model: CpuTarget) -> None:
+    rows = [Rows.block(model.open(), [1, 2], np.arange(2), np.ones((2, 2), bool))]
+    rows.append(Rows.draft(model.open(), [1], inputs=np.zeros((1, 256), np.float32)))
+    reference = ReferenceTarget(MODEL.config, RandomWeights(MODEL.config, MODEL.kinds))
+    for each in (model, reference):
+        assert not each.capabilities.blocks
+        for odd in rows:
+            with pytest.raises(InvalidOption, match="recurrent layers"):
+                each.forward([odd])
+        with pytest.raises(InvalidOption, match="recurrent layers"):
+            each.forward([Rows.draft(each.open(), [1])], [0])
+
+
+@pytest.mark.parametrize(("layers", "value_heads", "ratio"), [(24, 16, 27), (32, 32, 38)])
+def test_a_record_is_small(layers: int, value_heads: int, ratio: int) -> None:
+    """That of a row of a draft, beside a state: the shapes of 0.8B and 4B."""
+    rule = DeltaRule(16, value_heads, 128, 128, 4)
+    recurrent = tuple(index for index in range(layers) if (index + 1) % 4)
+    config = replace(MODEL.config, layers=layers, delta=rule, recurrent=recurrent)
+    shape = states.StateShape.of(config)
     assert shape is not None
-    assert shape.record_size < shape.size
+    assert shape.size // shape.record_size == ratio

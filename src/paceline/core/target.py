@@ -334,8 +334,20 @@ class Runtime(Described):
     changes: ClassVar[frozenset[str]] = frozenset()
 
 
-def have_inputs(rows: Sequence[Rows], layers: Sequence[Layer] | None, count: int) -> bool:
-    """Return whether rows start from inputs; errors as of `Target.forward`, of so many layers."""
+def have_inputs(
+    rows: Sequence[Rows], layers: Sequence[Layer] | None, count: int, states: bool = False
+) -> bool:
+    """Return whether rows start from inputs; errors as of `Target.forward`, of so many layers.
+
+    A model with `states` runs drafts alone, from tokens and through all layers: what a row comes
+    after is known of no other.
+    """
+    odd_rows = any(each.sees is not None or each.inputs is not None for each in rows)
+    if states and (layers is not None or odd_rows):
+        raise InvalidOption(
+            "a model with recurrent layers runs drafts through all of its layers, and no other "
+            "rows: choose a method that drafts"
+        )
     indices = [each if isinstance(each, int) else each[0] for each in layers or ()]
     odd = [each for each in indices if not 0 <= each < count]
     if odd:

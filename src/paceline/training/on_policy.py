@@ -181,6 +181,9 @@ class OnPolicy:
                         del waiting[row]
                     root = int(positions[index]) + 1
                     self._target.truncate(caches[row], root)
+                    # A state may have gone back further.
+                    again = texts[row].tokens[caches[row].length : root]
+                    self._target.prefill(caches[row], again.tolist())
                     # Nothing comes after the last drafted token, so it need not be read.
                     draft = trees.chain(drafts[index, :-1].tolist())
                     new_tokens = [int(texts[row].tokens[root])]

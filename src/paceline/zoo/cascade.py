@@ -483,8 +483,8 @@ class _Model:
         while sequence.tokens[:length] != cached[:length]:
             length -= 1
         if length < cache.length:
-            rows = self._rows[sequence.id]
-            self._rows[sequence.id] = rows[: max(0, len(rows) - (cache.length - length))]
+            rows, before = self._rows[sequence.id], cache.length
             self._model.truncate(cache, length)
+            self._rows[sequence.id] = rows[: max(0, len(rows) - (before - cache.length))]
         # The cache holds the head of this list, also when the list grows.
         self._cached[sequence.id] = sequence.tokens

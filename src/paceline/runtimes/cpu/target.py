@@ -289,7 +289,7 @@ class CpuTarget(Runtime):
     def forward(self, rows: Sequence[Rows], layers: Sequence[Layer] | None = None) -> list[Output]:
         if not rows:
             return []
-        given = have_inputs(rows, layers, self.config.layers)
+        given = have_inputs(rows, layers, self.config.layers, bool(self.config.recurrent))
         whole = layers is None and not given
         forward = self._forward if whole else self._part(layers, given)
         batch, spans = ForwardBatch.of(rows)

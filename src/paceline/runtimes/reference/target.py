@@ -110,7 +110,7 @@ class ReferenceTarget(Runtime):
 
     def forward(self, rows: Sequence[Rows], layers: Sequence[Layer] | None = None) -> list[Output]:
         if rows:
-            have_inputs(rows, layers, self.config.layers)
+            have_inputs(rows, layers, self.config.layers, bool(self.config.recurrent))
         return [self._run(each, layers) for each in rows]
 
     def _run(self, rows: Rows, layers: Sequence[Layer] | None = None) -> Output:

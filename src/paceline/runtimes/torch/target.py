@@ -149,7 +149,7 @@ class TorchTarget:
         if not rows:
             return []
         embeddings = None
-        if have_inputs(rows, layers, self.config.layers):
+        if have_inputs(rows, layers, self.config.layers, bool(self.config.recurrent)):
             inputs = np.concatenate([each.inputs for each in rows if each.inputs is not None])
             embeddings = torch.from_numpy(inputs).to(self._device, self._dtype)
         streams: list[Tensor] | None = [] if any(each.features for each in rows) else None

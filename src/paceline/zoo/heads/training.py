@@ -141,7 +141,15 @@ def roll_out(
     ends: Sequence[int],
     batch: int = 16,
 ) -> list[Rollout]:
-    """Continue beginnings of one cached text, `batch` per forward; the cache stays unchanged."""
+    """Continue beginnings of one cached text, `batch` per forward; the cache stays unchanged.
+
+    Raises InvalidOption if the target cannot go back to them.
+    """
+    if target.capabilities.rollback is not None:
+        raise InvalidOption(
+            "rollouts go back in a text, which a model with recurrent layers cannot: train with "
+            "another loss, or for another model"
+        )
     out = [Rollout() for _ in beginnings]
     for start in range(0, len(beginnings), batch):
         group = list(zip(beginnings, out, strict=True))[start : start + batch]

@@ -90,7 +90,8 @@ class SelfDrafter(Drafter):
         if not context.target.blocks:
             raise RuntimeUnavailable(
                 f"drafter '{cls.name}' runs some of the target's layers, which runtime "
-                f"'{context.target.runtime}' cannot: use runtime cpu or torch"
+                f"'{context.target.runtime}' cannot: use runtime cpu or torch, "
+                "and a model without recurrent layers"
             )
         if context.needs_q and "iid" not in context.accepts:
             raise InvalidOption(f"drafter '{cls.name}' draws chains: use verifier 'rejection'")

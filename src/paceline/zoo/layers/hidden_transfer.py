@@ -73,7 +73,8 @@ class HiddenTransferDrafter(Drafter):
         if not context.target.blocks:
             raise RuntimeUnavailable(
                 f"drafter '{cls.name}' adds rows to the target's last layers, which runtime "
-                f"'{context.target.runtime}' cannot: use runtime cpu or torch"
+                f"'{context.target.runtime}' cannot: use runtime cpu or torch, "
+                "and a model without recurrent layers"
             )
         path = Path(named).expanduser() if named else shipped(cls.name, context.model)
         trained = fitting(path, cls.name, context.model, context.target)

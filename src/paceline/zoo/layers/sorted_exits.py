@@ -181,7 +181,8 @@ class SortedExits(DraftModel):
         if not small.capabilities.blocks:
             raise RuntimeUnavailable(
                 f"drafter '{cls.name}' runs layers of the draft model alone, which runtime "
-                f"'{small.capabilities.runtime}' cannot: use runtime cpu or torch"
+                f"'{small.capabilities.runtime}' cannot: use runtime cpu or torch, "
+                "and a model without recurrent layers"
             )
         layers = int(cast(Any, small).config.layers)
         vocabulary = context.target.vocab_size

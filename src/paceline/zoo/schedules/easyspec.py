@@ -34,7 +34,8 @@ class FuzzyChains(ChainDrafting):
         if not model.capabilities.blocks:
             raise RuntimeUnavailable(
                 "drafter 'easyspec' runs layers of the draft model alone, which runtime "
-                f"'{model.capabilities.runtime}' cannot: use runtime cpu or torch"
+                f"'{model.capabilities.runtime}' cannot: use runtime cpu or torch, "
+                "and a model without recurrent layers"
             )
         self.group = group
         self._layers = int(cast(Any, model).config.layers)

@@ -75,7 +75,8 @@ class Mirror(Scheduled):
         if not context.target.blocks:
             raise RuntimeUnavailable(
                 f"drafter '{cls.name}' runs the target's layers in two parts, which runtime "
-                f"'{context.target.runtime}' cannot: use runtime cpu or torch"
+                f"'{context.target.runtime}' cannot: use runtime cpu or torch, "
+                "and a model without recurrent layers"
             )
         loaded = context.resources.loaded
         return {"target": loaded.target, "layers": loaded.source.config.layers}
