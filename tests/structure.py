@@ -50,7 +50,7 @@ FOLDERS: tuple[tuple[str, str], ...] = (
 FREE = {"version", "weights", "__main__"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
-BUDGET = {"lines": 73_974, "modules": 398, "docstrings": 0.14, "loose": 6}
+BUDGET = {"lines": 74_928, "modules": 400, "docstrings": 0.14, "loose": 6}
 
 
 class Import(NamedTuple):

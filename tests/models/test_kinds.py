@@ -71,6 +71,8 @@ def without_tokenizer(folder: Path) -> Path:
 
 
 MLX = json.dumps({"model_type": "llama", "quantization": {"group_size": 64, "bits": 4}})
+HEAD = json.dumps({"model_type": "llama", "draft_vocab_size": 32000})
+DFLASH = json.dumps({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"})
 CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "adapter": (texts(adapter_config_dot_json="{}", adapter_dot_safetensors="x"), "LoRA adapter"),
     "gguf adapter": (typed("adapter", "llama"), "LoRA adapter"),
@@ -78,6 +80,9 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "old mmproj": (typed(None, "clip"), "sees pictures"),
     "imatrix": (typed("imatrix", "imatrix"), "importance matrix"),
     "old imatrix": (only("m.imatrix", b"\1\0\0\0"), "importance matrix"),
+    "head": (texts(config_dot_json=HEAD, model_dot_safetensors=b"\1"), "EAGLE-3 drafter and no"),
+    "gguf head": (typed(None, "eagle3"), "EAGLE-3 drafter and no model"),
+    "dflash": (texts(config_dot_json=DFLASH, model_dot_safetensors=b"\1"), "DFlash drafter"),
     "mlx": (texts(config_dot_json=MLX, model_dot_safetensors=b"\1"), "MLX's 4-bit format"),
     "pickles": (texts(config_dot_json="{}", pytorch_model_dot_bin=b"PK"), "pickled weights"),
     "pickle": (only("consolidated.00.pth", b"PK\3\4"), "pickled weights"),

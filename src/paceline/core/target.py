@@ -215,7 +215,8 @@ class Output(NamedTuple):
             for models in float64 (strict tests).
         hidden: float32 `[wanted, hidden_size]` after the final norm, before the LM head.
         features: float32 `[rows, 4 * hidden_size]`: the inputs of each of
-            `Capabilities.feature_layers` and the final hidden state, concatenated. A view.
+            `Capabilities.feature_layers` and the final hidden state, concatenated. A view. A target
+            may be told to append the states at further boundaries (`read_boundaries`).
         argmax: argmax per wanted row, ties to the lowest id, or -1 if unknown; may be empty.
         state: float32 `[rows, hidden_size]`, after the layers that were run; empty unless they
             were named. A view.

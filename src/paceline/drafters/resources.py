@@ -17,6 +17,7 @@ from paceline.core.types import Capabilities
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.source import ModelSource
 from paceline.models.text import Tokenizer
+from paceline.networks.published import PublishedHead, published_head
 from paceline.policy.cost import CAREFUL, COST_FORMAT, QUICK, CostModel, load_or_measure
 from paceline.version import __version__
 
@@ -86,6 +87,11 @@ class Resources:
     learner: Callable[[], Callable[..., Any]] | None = None
     drafted: bool = False
 
+    @cached_property
+    def published(self) -> PublishedHead | None:
+        """The published head that is named in place of a draft model, opened."""
+        return None if self.named is None else published_head(self.named)
+
     def draft_model(
         self,
         drafter: str,
@@ -107,6 +113,11 @@ class Resources:
         if named is None or self.load is None:
             fix = "name one with --draft-model" if self.load else "use a drafter without one"
             raise InvalidOption(f"drafter '{drafter}' needs a draft model: {fix}")
+        if self.named is not None and self.published is not None:
+            raise InvalidOption(
+                f"{named} is a published head and no model, and drafter '{drafter}' needs a model: "
+                "use --drafter eagle3"
+            )
         self.drafted = True
         return self.load(self.loaded, named, translated=translated, head=head)
 

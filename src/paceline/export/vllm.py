@@ -126,7 +126,8 @@ def eagle3_layout(trained: Trained, target: ModelSource, verifier: str) -> Layou
         depth=network.depth,
         config=_config(network, target.config, verifier, layers, len(trained.draft_ids)),
         tensors=tensors,
-        metadata=trained.metadata,
+        # Read back, it is the very same: fc over the scale, as the weights file holds it.
+        metadata={**trained.metadata, "feature_scale": given["scale"].tobytes().hex()},
     )
 
 

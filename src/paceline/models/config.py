@@ -20,6 +20,9 @@ ELSEWHERE = "use --runtime transformers"
 # Whose `attention_bias` says nothing of the attention output.
 _QKV_BIASED = ("qwen2", "Dream", "Fast_dLLM_Qwen", "wedlm")
 
+FINAL = -1
+"""Boundary after the final norm; boundary b is the state that enters layer b."""
+
 Pooling = Literal["last", "mean", "cls", "rank"]
 # By their numbers in GGUF files; 0 is none.
 _POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last", 4: "rank"}
@@ -207,6 +210,18 @@ class ModelConfig:
 def feature_layers(layers: int) -> tuple[int, ...]:
     """Return a low, a middle and a high layer, whose inputs are features (EAGLE-3, section 3.1)."""
     return (min(2, layers - 1), layers // 2, max(layers - 3, 0))
+
+
+def features_with(layers: int, more: tuple[int, ...], asked: Sequence[int]) -> tuple[int, ...]:
+    """Return `more`, boundaries that features have behind the usual ones, with those asked for."""
+    known = [*feature_layers(layers), FINAL, *more]
+    return (*more, *(each for each in dict.fromkeys(asked) if each not in known))
+
+
+def feature_places(layers: int, more: tuple[int, ...], asked: Sequence[int]) -> list[int]:
+    """Return the places of boundaries among the parts of `Output.features`."""
+    known = [*feature_layers(layers), FINAL, *more]
+    return [known.index(each) for each in asked]
 
 
 def inverse_frequencies(config: ModelConfig) -> ProbArray:

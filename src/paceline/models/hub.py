@@ -15,7 +15,9 @@ _FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]
 _PREFERRED = ("Q4_K_M", "Q4_0")
 
 
-def from_hub(model: str, quant: str | None, unknown: Callable[[str], ModelError]) -> Path:
+def from_hub(
+    model: str, quant: str | None, unknown: Callable[[str], ModelError], drafter: bool = False
+) -> Path:
     """Download a model and return its directory, or its (first) GGUF file.
 
     Args:
@@ -23,6 +25,7 @@ def from_hub(model: str, quant: str | None, unknown: Callable[[str], ModelError]
         quant: quantisation of a GGUF file, such as "Q4_K_M"; None takes safetensors if there are
             any, else a usual one.
         unknown: makes the error, from a reason.
+        drafter: pickled weights do as well, as published drafters have them.
     """
     try:
         import huggingface_hub as hub
@@ -40,6 +43,8 @@ def from_hub(model: str, quant: str | None, unknown: Callable[[str], ModelError]
             if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
                 return path
             listed = _files(hub, model)
+        if drafter and "pytorch_model.bin" in listed:
+            return Path(hub.hf_hub_download(model, "pytorch_model.bin")).parent
         ggufs = first_parts(sorted(each for each in listed if each.lower().endswith(".gguf")))
         name = _pick(ggufs, quant)
         if name is None and quant is None:

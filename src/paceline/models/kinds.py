@@ -55,6 +55,7 @@ def check_gguf(path: Path, metadata: Mapping[str, Any]) -> None:
     for kind, found in _GGUF.items():
         if kind in said:
             raise ModelError(f"{path} is {found}")
+    _check_drafter(path, {"general.architecture": metadata.get("general.architecture")})
 
 
 def model_in(path: Path) -> Path:
@@ -91,6 +92,40 @@ def model_in(path: Path) -> Path:
     return path
 
 
+# Drafters that others publish, by what their configs say; the first that fits.
+_DRAFTERS = (
+    (r"DFlash2|XPress|DFly", "DFlash2, XPress or DFly"),
+    (r"DSpark|dspark", "DSpark"),
+    (r"DFlash|dflash", "DFlash"),
+    (r"PEagle|peagle", "P-EAGLE"),
+    (r"Eagle3|eagle3|draft_vocab_size", "EAGLE-3"),
+    (r"Eagle(Llama|Mistral|Qwen2?|Speculator)|\beagle\b", "EAGLE-1"),
+    (r"MTPDraftModel|\bmtp\b", "MTP"),
+    (r"Gemma4\w*Assistant|gemma4[-_]assistant", "Gemma 4 assistant"),
+    (r"[Mm]edusa", "Medusa"),
+    (r"MLPSpeculator|mlp_speculator", "MLP speculator"),
+)
+
+
+def _check_drafter(path: Path, config: Mapping[str, Any]) -> None:
+    kind = drafter_kind(config)
+    if kind is not None:
+        raise ModelError(
+            f"{path} is a published {kind} drafter and no model: give the model that it drafts "
+            "for, and this with --draft-model"
+        )
+
+
+def drafter_kind(config: Mapping[str, Any]) -> str | None:
+    """Return what kind of published drafter a `config.json` or GGUF metadata is of, if any."""
+    named = config.get("architectures")
+    words = [config.get("speculators_model_type"), config.get("general.architecture")]
+    words += [config.get("model_type"), *(named if isinstance(named, list) else ())]
+    keys = ("draft_vocab_size", "dflash_config")
+    said = " ".join(map(str, [*words, *(key for key in keys if key in config)]))
+    return next((kind for pattern, kind in _DRAFTERS if re.search(pattern, said)), None)
+
+
 def first_parts(names: Iterable[str]) -> list[str]:
     """Return the GGUF files that begin a language model: no later parts, projectors, matrices."""
     found = []
@@ -102,8 +137,9 @@ def first_parts(names: Iterable[str]) -> list[str]:
     return found
 
 
-def check_mlx(path: Path, config: Mapping[str, Any]) -> None:
-    """Raise ModelError if a `config.json` is of a model in MLX's own codes."""
+def check_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Raise ModelError if a `config.json` is of a drafter, or of a model in MLX's own codes."""
+    _check_drafter(path, config)
     said = config.get("quantization")
     if isinstance(said, Mapping) and {"group_size", "bits"} <= set(said):
         raise ModelError(

@@ -111,8 +111,8 @@ def resolve(
     if not spec or not path.exists():
         found = re.fullmatch(r"([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w.-]+))?", spec)
         if found is None or path.suffix == ".gguf":
-            raise _unknown(spec, "no such file or directory")
-        path, name = from_hub(found[1], found[2], lambda reason: _unknown(spec, reason)), spec
+            raise unknown_model(spec, "no such file or directory")
+        path, name = from_hub(found[1], found[2], lambda reason: unknown_model(spec, reason)), spec
     if path.is_dir():
         path = kinds.model_in(path)
     if path.is_dir():
@@ -177,7 +177,7 @@ class DirectorySource:
         if not (path / "config.json").is_file():
             raise ModelError(f"{path} has no config.json: give a model directory or a .gguf file")
         self._json, self._facts = read_json(path / "config.json"), facts or {}
-        kinds.check_mlx(path, self._json)
+        kinds.check_config(path, self._json)
         self.denoiser = bool(facts) or is_denoiser(self._json)
 
     @cached_property
@@ -310,7 +310,8 @@ def _sample(path: Path, pieces: int = 256, size: int = 4096) -> bytes:
     return b"".join(out)
 
 
-def _unknown(spec: str, reason: str) -> ModelError:
+def unknown_model(spec: str, reason: str) -> ModelError:
+    """Return the error for a model that is not there."""
     return ModelError(
         f"unknown model {spec!r} ({reason}): give one of {', '.join(ALIASES)}, the path of a .gguf "
         "file or of a Hugging Face directory, or a hub id"

@@ -229,16 +229,19 @@ def canonical_name(name: str) -> str:
 class SafetensorsFiles:
     """Tensors of `*.safetensors` files by the names that they have there.
 
-    Parsed here, which gives bfloat16 without a framework.
+    Parsed here, which gives bfloat16 without a framework. `metadata` is what the files say beside.
     """
 
     def __init__(self, directory: Path) -> None:
+        """Open the files of a directory, or the one that is given."""
         self._places: dict[str, tuple[Path, int, dict[str, Any]]] = {}
+        self.metadata: dict[str, str] = {}
         for path in _weight_files(directory):
             start, header = _read_header(path)
+            said = header.pop("__metadata__", None)
+            self.metadata |= said if isinstance(said, dict) else {}
             for name, entry in header.items():
-                if name != "__metadata__":
-                    self._places[name] = (path, start, entry)
+                self._places[name] = (path, start, entry)
         self._maps: dict[Path, np.memmap[Any, np.dtype[np.uint8]]] = {}
 
     def take_prefix(self) -> None:
@@ -268,7 +271,7 @@ class SafetensorsFiles:
     def read(self, name: str, rows: slice = slice(None)) -> LogitArray:
         path, _, entry = self._places[name]
         try:
-            values = _to_float32(self._raw(name), entry["dtype"]).reshape(entry["shape"])
+            values = to_float32(self._raw(name), entry["dtype"]).reshape(entry["shape"])
             return np.ascontiguousarray(values[rows])
         except ValueError as error:
             raise self._damaged(name) from error
@@ -303,6 +306,8 @@ class SafetensorsFiles:
 
 
 def _weight_files(directory: Path) -> list[Path]:
+    if directory.is_file():
+        return [directory]
     index = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
     if single.is_file():
@@ -367,7 +372,8 @@ def _is_place(entry: object, room: int) -> bool:
     return bool(offsets[0] <= offsets[1] <= room)
 
 
-def _to_float32(raw: np.ndarray[Any, np.dtype[np.uint8]], kind: str) -> LogitArray:
+def to_float32(raw: np.ndarray[Any, np.dtype[np.uint8]], kind: str) -> LogitArray:
+    """Return numbers from their bytes; KeyError for a type other than F64, F32, F16 and BF16."""
     if kind == "BF16":  # the upper half of a float32
         return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
     plain = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}[kind]

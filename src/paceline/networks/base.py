@@ -141,6 +141,11 @@ class Network(ABC):
         most = self.geometry.target_layers
         return range(most - self.above, most) if self.above else range(self.exit)
 
+    @property
+    def feature_width(self) -> int:
+        """Numbers of a row of features that it reads."""
+        return 4 * self.geometry.width if self.reads_features else 0
+
     def settings(self) -> dict[str, Any]:
         return {"steps": self.steps}
 

@@ -130,6 +130,13 @@ class NetworkTarget(Target, Protocol):
         """Return a warm runner of a drafter network beside the target's weights."""
         ...
 
+    def read_boundaries(self, boundaries: Sequence[int]) -> list[int]:
+        """Let features have the states at these boundaries from now on, behind what they have.
+
+        Return the place of each among the parts of `Output.features`.
+        """
+        ...
+
 
 class Tail:
     """Newest rows of a context, for networks that read windows of tokens, or rows again.

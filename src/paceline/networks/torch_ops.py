@@ -45,17 +45,18 @@ class Tensors(Protocol):
 class NetworkTensors:
     """Weights of a network: its parameters, and the target's embedding and LM head.
 
-    `parameters` include the shared target weights; `head` has the draft vocabulary's rows alone.
+    `parameters` include the shared target weights, and may have an embedding and a head of their
+    own; `head` has the draft vocabulary's rows alone.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], embedding: Tensor, head: Tensor) -> None:
-        self._known = {**parameters, "embed": embedding, "head": head}
+        self._known = {"embed": embedding, "head": head, **parameters}
 
     def tensor(self, name: str) -> Tensor:
         return self._known[name]
 
     def linear(self, x: Tensor, name: str) -> Tensor:
-        return functional.linear(x, self._known[name])
+        return functional.linear(x, self._known[name], self._known.get(f"{name}.bias"))
 
 
 class Qkv(NamedTuple):

@@ -126,6 +126,12 @@ def _packed(array: LogitArray, kind: str) -> np.ndarray:
     return quantize(kind, array.astype(np.float32))
 
 
+def as_stored(array: LogitArray, metadata: Mapping[str, str]) -> LogitArray:
+    """Return a parameter as a weights file with that metadata would hold it, as float32."""
+    kind = metadata.get("stored", "F16")
+    return _unpacked(_packed(array, kind), kind).astype(np.float32)
+
+
 def _unpacked(array: np.ndarray, kind: str) -> np.ndarray:
     # Of a file: blocks that do not fit stay as they are, and have no shape of the network's.
     fits = kind in _BLOCK_BYTES and array.ndim == 2 and array.dtype == np.uint8

@@ -78,7 +78,9 @@ class Assembly:
         # Kinds with equal configurations share one drafter, and so what it learns.
         # Rules for sampled drafts need other drafters than the tuned ones.
         saved = tuned.read(self.resources.loaded.place) if None in self.rule.accepts else {}
-        if self.resources.named is not None:  # it is there to be used
+        if self.resources.published is not None:  # they were measured without it
+            saved = {}
+        elif self.resources.named is not None:  # it is there to be used
             drafts = {k: parse(each.configuration.drafter, "drafter") for k, each in saved.items()}
             saved = {k: saved[k] for k, each in drafts.items() if "draft-model" in each.names}
         if self.rule.greedy_only:
@@ -101,6 +103,8 @@ class Assembly:
         # A network's draft is cheap beside its target where both run on native kernels.
         able = capabilities.runtime == "cpu" and None in self.rule.accepts
         agrees = kind == "greedy" or self.rule.gumbel_coupled
+        if self.resources.published is not None:
+            return _DEFAULT_TRAINED
         shipped = able and agrees and shipped_file("eagle3", loaded.source.fingerprint)
         if has_coarser(capabilities) or shipped:
             default = _DEFAULT_COARSER if has_coarser(capabilities) else _DEFAULT_TRAINED

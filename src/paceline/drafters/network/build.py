@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as List
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, cast
@@ -20,10 +21,12 @@ from paceline.drafters.network.stopping_head import (
 from paceline.drafters.network.trees import TreeDrafts
 from paceline.drafters.network.weights import digest_of, fitting, shipped
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.networks.published import PublishedHead, WiringChanges, open_head
 from paceline.networks.runner import NetworkTarget, Runner
 from paceline.networks.weights import Trained
 
 _LEARNING = ("online", "rate", "save")
+_WIRING = ("boundaries", "shift", "norm_output")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,17 +39,22 @@ class LoadedNetwork:
 
 @dataclass(frozen=True, slots=True)
 class DrafterParts:
-    """Parts of a trained drafter; `options` are those left for the drafter's constructor."""
+    """Parts of a trained drafter; `options` are those left for the drafter's constructor.
+
+    `places` are those of what it reads among the parts of the target's features; None for the usual
+    parts, all of them.
+    """
 
     begin: LoadedNetwork
     options: dict[str, str]
     trained: Trained
     head: AcceptanceHead | None
     online: Online[LoadedNetwork] | None
+    places: List[int] | None = None
 
     @classmethod
     def load(cls, context: DrafterContext, name: str, reads: bool) -> Self:
-        """Load the weights of option `weights`, or those that ship.
+        """Load the weights of option `weights`, the published head that was named, or what ships.
 
         Raises:
             InvalidOption: an option is unknown or out of range, or there are no weights for this
@@ -54,13 +62,14 @@ class DrafterParts:
             RuntimeUnavailable: the runtime gives no features, or runs no networks.
         """
         options = dict(context.options)
-        known = ("growth", "stop", "runner_ups", "head", *_LEARNING)
+        known = ("growth", "stop", "runner_ups", "head", *_LEARNING, *_WIRING)
         given, growth, head = (options.pop(key, None) for key in ("weights", "growth", "head"))
         for key in options:
             if key not in known:
                 raise InvalidOption(
                     f"drafter '{name}' has no option {key!r}: use weights, {', '.join(known)}"
                 )
+        wiring = {key: options.pop(key) for key in _WIRING if key in options}
         learning = {key: options.pop(key) for key in _LEARNING if key in options}
         settings = Learning(**arguments(Learning, "learning", learning))
         if not settings.online and (alone := learning.keys() - {"online"}):
@@ -72,6 +81,19 @@ class DrafterParts:
                 "leave it out with growth, online or runner_ups, or with a verifier of drawn drafts"
             )
         run = _runs(context, name, reads or bool(settings.online))
+        published = _published(context, name, given)
+        if published is not None:
+            if settings.online or head is not None:
+                raise InvalidOption(
+                    f"{published.path} is a published head, for which there is no option online or "
+                    "head: leave them out"
+                )
+            return cls._of_others(published, wiring, run, context, options)
+        if wiring:
+            raise InvalidOption(
+                f"option {min(wiring)} is for published heads: name one with weights or "
+                "--draft-model, or leave it out"
+            )
         path = Path(given) if given else shipped(name, context.model)
         trained = fitting(path, name, context.model, context.target)
         predicts = None
@@ -91,12 +113,44 @@ class DrafterParts:
             online = Online(trained, learner, ready, every=settings.online, file=file)
         return cls(ready(trained), options, trained, predicts, online)
 
+    @classmethod
+    def _of_others(
+        cls,
+        head: PublishedHead,
+        wiring: Mapping[str, str],
+        run: Callable[[Trained], Runner],
+        context: DrafterContext,
+        options: dict[str, str],
+    ) -> Self:
+        # What a published head of a fitting shape is made of.
+        source, target = context.resources.loaded.source, context.resources.loaded.target
+        config = source.config
+        if wiring:
+            changes = WiringChanges(**arguments(WiringChanges, "published head", wiring))
+            head = head.changed(changes, config.layers)
+        trained = head.fit(config, source.weights(), context.model)
+        places = cast(NetworkTarget, target).read_boundaries(head.boundaries(config.layers))
+        runner = run(trained)
+        loaded = LoadedNetwork(runner, TreeDrafts.chosen(context, runner, trained))
+        return cls(loaded, options, trained, None, None, places)
+
     def stopping_head(self, stop: float) -> AcceptanceStop | None:
         """Return the chain stop of an acceptance head, if any; `stop` counts if the user set it."""
         if self.head is None:
             return None
         stands = stop if "stop" in self.options else MIN_CHAIN_PROB
         return AcceptanceStop(self.head, self.trained.draft_ids, stands)
+
+
+def _published(context: DrafterContext, name: str, given: str | None) -> PublishedHead | None:
+    if given:
+        found = open_head(Path(given).expanduser())
+    else:
+        found = context.resources.published if name == "eagle3" else None
+        context.resources.drafted |= found is not None
+    if found is not None and name != "eagle3":
+        raise InvalidOption(f"{found.path} is an EAGLE-3 head: use --drafter eagle3")
+    return found
 
 
 def _runs(context: DrafterContext, name: str, reads: bool) -> Callable[[Trained], Runner]:

@@ -170,6 +170,8 @@ class TrainedDrafter(Drafter):
         self._progress: dict[int, ContextState] = {}
         self._scalings: dict[float, PlattScaling] = {}  # by temperature
         self._online: Online[LoadedNetwork] | None = None
+        self._places: List[int] | None = None  # of the parts of features that it reads
+        self._width = 0  # of a part; 0 to read all
         self._stopping_head: AcceptanceStop | None = None
         self.gumbel_coupled = True
 
@@ -181,6 +183,7 @@ class TrainedDrafter(Drafter):
         drafter = cls(made.begin.runner, **arguments(cls, "drafter", options, "runner"))
         drafter.expand_by(made.begin.trees)
         drafter._ids = made.trained.draft_ids
+        drafter._places, drafter._width = made.places, context.target.hidden_size
         drafter.gumbel_coupled = context.gumbel_coupled
         drafter._stopping_head = made.stopping_head(drafter._stop)
         if made.online is not None:
@@ -213,6 +216,7 @@ class TrainedDrafter(Drafter):
             self._note(sequence, sequence.tokens, _no_features(len(sequence.tokens)))
 
     def read(self, sequence: Sequence, features: LogitArray) -> None:
+        features = self._parts(features)
         if self._reads:
             self._note(sequence, sequence.tokens[len(sequence.tokens) - len(features) :], features)
         if self._online is not None:
@@ -228,6 +232,14 @@ class TrainedDrafter(Drafter):
     def _reads(self) -> bool:
         # A drafter that learns needs features in any case.
         return type(self).needs.features
+
+    def _parts(self, features: LogitArray) -> LogitArray:
+        # Those that the network reads: a target may have been told to give more.
+        if self._places is None:
+            usual = 4 * self._width
+            return features[:, :usual] if 0 < usual < features.shape[1] else features
+        parts = features.reshape(len(features), -1, self._width)
+        return parts[:, self._places].reshape(len(features), -1)
 
     def _scaling(self, sequence: Sequence) -> PlattScaling:
         temperature = round(sequence.params.temperature, 1)
@@ -323,7 +335,7 @@ class TrainedDrafter(Drafter):
         for sequence, verdict, output in zip(sequences, verdicts, outputs, strict=True):
             if self._reads:
                 assert output.features is not None
-                features = _committed(output.features, verdict.path)
+                features = self._parts(_committed(output.features, verdict.path))
             else:
                 features = _no_features(1 + len(verdict.path))
             self._note(sequence, sequence.tokens[-len(features) :], features)

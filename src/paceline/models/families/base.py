@@ -218,6 +218,7 @@ def forward(
     layers: Sequence[Layer] | None = None,
     features: list[Rows] | None = None,
     states: list[Rows] | None = None,
+    boundaries: Sequence[int] = (),
 ) -> Rows:
     """Return the hidden states after the final norm.
 
@@ -229,20 +230,25 @@ def forward(
         layers: the layers to run, or halves of them, in order; None for all.
         features: collects the inputs of the feature layers, and the result.
         states: collects the rows before the final norm, which other layers may go on from.
+        boundaries: what features collect behind these: inputs of layers, and as the number of
+            layers the rows before the final norm.
     """
     read = feature_layers(config.layers)
+    wanted = {*read, *boundaries}
     entered: dict[int, Rows] = {}
     for layer in range(config.layers) if layers is None else layers:
         index, steps = (layer, halves) if isinstance(layer, int) else _half(halves, *layer)
-        if features is not None and index in read:
+        if features is not None and index in wanted:
             entered.setdefault(index, x)
         for step in steps:
             x = step(ops, config, index, x)
     if states is not None:
         states.append(x)
+    entered[config.layers] = x
     x = ops.norm(x, "norm")
     if features is not None:
         features += [*(entered[each] for each in read if each in entered), x]
+        features += [entered[each] for each in boundaries if each in entered]
     return x
 
 

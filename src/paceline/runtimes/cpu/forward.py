@@ -245,6 +245,7 @@ class Forward:
         layers: Sequence[Layer] | None = None,
         given: bool = False,
         masks: mask_rows.PackedMaskRows | None = None,
+        boundaries: tuple[int, ...] = (),
     ) -> None:
         """Record it.
 
@@ -257,6 +258,7 @@ class Forward:
             layers: those to run; None for all.
             given: rows start from the input "inputs", not from embeddings.
             masks: adapter of mask rows.
+            boundaries: whose states features have behind the usual ones.
         """
         self._masks = masks
         width = config.hidden_size
@@ -285,7 +287,16 @@ class Forward:
         seen: list[Rows] = []
         states: list[Rows] = []
         halves = families.halves_of(config)
-        x = base.forward(ops, config, halves, x, layers=layers, features=seen, states=states)
+        x = base.forward(
+            ops,
+            config,
+            halves,
+            x,
+            layers=layers,
+            features=seen,
+            states=states,
+            boundaries=boundaries,
+        )
         self._state: Columns | None = None
         if layers is not None:
             self._state = program.buffer("rows", width)

@@ -155,7 +155,7 @@ class Matrices(Formats):
 
 
 # Parts of the names of feed-forward matrices, which are int4: drafters read few weights often.
-_NARROW = {"gate_up", "up", "down"}
+_NARROW = {"gate_up", "gate", "up", "down"}
 
 # Behind the name of a matrix that holds a gate and what it gates, for one of them.
 _HALVES = ("/gate", "/up")
@@ -164,7 +164,8 @@ _HALVES = ("/gate", "/up")
 class NetworkMatrices:
     """Packed matrices, and vectors, by the network's names.
 
-    "embed" and "head" are the target's, the latter with the rows of the draft vocabulary.
+    "embed" and "head" are the target's where the network has none, the latter with the rows of the
+    draft vocabulary.
     """
 
     def __init__(self, trained: Trained, target: Matrices, precision: str, packed: Packed) -> None:
@@ -196,7 +197,9 @@ class NetworkMatrices:
 
     def bias(self, part: str) -> LogitArray | None:
         """Return what is added to the results of a part, if anything."""
-        return None if self._own(part) else self._target.bias(part)
+        if not self._own(part):
+            return self._target.bias(part)
+        return self._trained.parameters.get(f"{part}.bias")
 
     def parts(self, names: Sequence[str], *, pair: bool = False) -> list[str]:
         """Return the matrices that stand behind names; as a `pair`, a gate and what it gates."""
@@ -205,7 +208,8 @@ class NetworkMatrices:
             if name in self._shared:
                 found += fused_of(self._shared[name])
             else:
-                found += [f"{name}{half}" for half in _HALVES] if pair else [name]
+                halves = _HALVES if pair and len(names) == 1 else ("",)
+                found += [f"{name}{half}" for half in halves]
         return found
 
     def quantized(self, part: str) -> bool:
@@ -251,9 +255,9 @@ class NetworkMatrices:
         return [self._known[each] for each in parts]
 
     def _pack(self, part: str) -> CMatrix:
-        if part == "head":
-            return self._target.rows(part, self._trained.draft_ids)
         if not self._own(part):
+            if part == "head":
+                return self._target.rows(part, self._trained.draft_ids)
             return self._target(part)
         inputs = self._matrix(part).shape[1]
         if inputs % GROUP:
@@ -261,4 +265,4 @@ class NetworkMatrices:
                 f"a matrix of network '{self._trained.network.name}' has {inputs} columns, no "
                 f"multiple of {GROUP}: use --runtime torch"
             )
-        return self._packed.matrix(*self.blocks(part), inputs)
+        return self._packed.matrix(*self.blocks(part), inputs, bias=self.bias(part))

@@ -26,7 +26,7 @@ from paceline.core.target import (
 )
 from paceline.core.types import Capabilities, Denoises, LogitArray
 from paceline.errors import InvalidOption, ModelError, OutOfMemory, RuntimeUnavailable
-from paceline.models.config import ModelConfig, feature_layers
+from paceline.models.config import ModelConfig, feature_layers, feature_places, features_with
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights, no_rows, with_rows
 from paceline.native.library import KvDtype, library
@@ -141,6 +141,7 @@ class CpuTarget(Runtime):
         if kept is not None:
             self.matrices.trim_head(kept)
         self._extra = no_rows(config.hidden_size)
+        self._boundaries: tuple[int, ...] = ()
         self._masks: PackedMaskRows | None = None
         denoises = config.denoises
         if mask_rows is not None:
@@ -253,6 +254,15 @@ class CpuTarget(Runtime):
             self._partial.clear()
         return self._capabilities.vocab_size + first
 
+    def read_boundaries(self, boundaries: Sequence[int]) -> list[int]:
+        layers = self.config.layers
+        more = features_with(layers, self._boundaries, boundaries)
+        if more != self._boundaries:
+            self._boundaries = more
+            self._forward = self._recorded()
+            self._partial.clear()
+        return feature_places(layers, more, boundaries)
+
     @property
     def memory(self) -> BlockPool:
         return self._pool
@@ -271,7 +281,7 @@ class CpuTarget(Runtime):
         self, cache: PagedCache, tokens: Sequence[int], features: bool = False
     ) -> LogitArray | None:
         """Append `tokens` in chunks. Chunk boundaries do not change a bit of the cache."""
-        width = len(self._capabilities.feature_layers) + 1
+        width = len(self._capabilities.feature_layers) + 1 + len(self._boundaries)
         seen = [np.zeros((0, width * self.config.hidden_size), dtype=np.float32)]
         start = 0
         while start < len(tokens):
@@ -356,7 +366,7 @@ class CpuTarget(Runtime):
     def _recorded(self, layers: Sequence[Layer] | None = None, given: bool = False) -> Forward:
         parts = self.config, self.matrices, self._packed, self._pool, self._extra
         try:
-            return Forward(*parts, layers, given, self._masks)
+            return Forward(*parts, layers, given, self._masks, self._boundaries)
         except MemoryError as error:
             raise OutOfMemory(_NO_ROOM) from error
 

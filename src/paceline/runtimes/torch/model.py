@@ -54,6 +54,7 @@ class TorchModel:
         layers: Sequence[Layer] | None = None,
         states: list[Tensor] | None = None,
         recurrent: RecurrentRows | None = None,
+        boundaries: tuple[int, ...] = (),
     ) -> Tensor:
         """Return the hidden states after the final norm, `[rows, hidden_size]`.
 
@@ -65,11 +66,19 @@ class TorchModel:
             layers: those to run; None for all.
             states: if given, collects the rows before the final norm.
             recurrent: the states of the rows, if layers have some.
+            boundaries: whose states features have behind the usual ones.
         """
         ops = TorchOps(self, self.config.norm_eps, RowAttention(positions, attend, recurrent))
         halves = families.halves_of(self.config)
         found: Tensor = base.forward(
-            ops, self.config, halves, x, layers=layers, features=features, states=states
+            ops,
+            self.config,
+            halves,
+            x,
+            layers=layers,
+            features=features,
+            states=states,
+            boundaries=boundaries,
         )
         return found
 

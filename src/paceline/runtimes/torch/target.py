@@ -25,7 +25,7 @@ from paceline.core.target import (
 )
 from paceline.core.types import BoolArray, Capabilities, IntArray, LogitArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.models.config import ModelConfig, feature_layers
+from paceline.models.config import ModelConfig, feature_layers, feature_places, features_with
 from paceline.models.ops import Heads
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights, no_rows, with_rows
@@ -75,6 +75,7 @@ class TorchTarget:
             self._network.trim_head(torch.from_numpy(kept))
         self.config = config
         self._extra = no_rows(config.hidden_size)
+        self._boundaries: tuple[int, ...] = ()
         self._capabilities = Capabilities(
             runtime="torch",
             device=self._device.type,
@@ -121,6 +122,15 @@ class TorchTarget:
         lent = target_weights_for(trained.network, network)
         return TorchRunner(trained, network.tensor("embed"), network.head, lent)
 
+    def read_boundaries(self, boundaries: Sequence[int]) -> list[int]:
+        """Let features have the states at these boundaries from now on, behind what they have.
+
+        Return the place of each among the parts of `Output.features`.
+        """
+        layers = self.config.layers
+        self._boundaries = features_with(layers, self._boundaries, boundaries)
+        return feature_places(layers, self._boundaries, boundaries)
+
     def warm_up(self) -> None: ...
 
     def open(self) -> TorchCache:
@@ -134,7 +144,8 @@ class TorchTarget:
     def prefill(
         self, cache: TorchCache, tokens: Sequence[int], features: bool = False
     ) -> LogitArray | None:
-        seen = [np.zeros((0, 4 * self.config.hidden_size), dtype=np.float32)]
+        width = (4 + len(self._boundaries)) * self.config.hidden_size
+        seen = [np.zeros((0, width), dtype=np.float32)]
         for start in range(0, len(tokens), _CHUNK):
             chunk = tokens[start : start + _CHUNK]
             streams: list[Tensor] | None = [] if features else None
@@ -253,7 +264,7 @@ class TorchTarget:
         states: list[Tensor] | None = None,
     ) -> Tensor:
         # Final hidden states `[rows, hidden_size]`; fills the caches. `embeddings` replace those of
-        # the tokens; `streams` gets the four parts of the features, `states` what `layers` made.
+        # the tokens; `streams` gets the parts of the features, `states` what `layers` made.
         if embeddings is None:
             ids = np.concatenate([np.asarray(each.tokens, dtype=np.int64) for each in rows])
             embeddings = self._embed(ids)
@@ -262,7 +273,14 @@ class TorchTarget:
         attended = self._attention(rows)
         recurrent = RecurrentRows(rows) if self.config.recurrent else None
         return self._network(
-            embeddings, places, attended, streams, layers, states, recurrent=recurrent
+            embeddings,
+            places,
+            attended,
+            streams,
+            layers,
+            states,
+            recurrent=recurrent,
+            boundaries=self._boundaries,
         )
 
     def _attention(self, rows: Sequence[Rows]) -> Attend:

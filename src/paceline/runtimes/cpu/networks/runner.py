@@ -59,10 +59,10 @@ Input = Sequence[int] | npt.NDArray[np.int32]
 class ChainProgram:
     """Program that prefills context rows, then drafts chains.
 
-    Inputs (int32): `features` float32 `[rows, 4 * width]`, if the network reads them, and `tokens
-    [rows, window]` of the new context rows, `last_rows(n) [s, n]`; where the network attends,
-    `sequences [s, 4]` and `tables` as in `paceline_runs`; where it reads the target, those of
-    `Program.attend_lent`; `noise [s, tokens, 6]` of `noise_records`; `least` float32 `[s]`, as
+    Inputs (int32): `features` float32 `[rows, feature_width]`, if the network reads them, and
+    `tokens [rows, window]` of the new context rows, `last_rows(n) [s, n]`; where the network
+    attends, `sequences [s, 4]` and `tables` as in `paceline_runs`; where it reads the target, those
+    of `Program.attend_lent`; `noise [s, tokens, 6]` of `noise_records`; `least` float32 `[s]`, as
     `ContextUpdate.least`, where a step drafts one token.
     """
 
@@ -70,8 +70,8 @@ class ChainProgram:
         """Build the program; `ids` is int64 `[draft vocabulary]`."""
         network, sights = parts.network, Sights(parts.network.layers)
         ops = self._ops = parts.ops(sights, previewed)
-        width, slots = network.geometry.width, network.width
-        features = ops.loaded("features", 0, 4 * width) if network.reads_features else None
+        slots, wide = network.width, network.feature_width
+        features = ops.loaded("features", 0, wide) if network.reads_features else None
         state = network.start(ops, features, Tokens("tokens", window=max(network.window, 1)))
         # Operations until context rows are in the caches.
         self.taken_in = ops.taken_in
@@ -370,8 +370,7 @@ class CpuRunner:
     def warm_up(self) -> None:
         """Draft once, so that all memory is allocated."""
         cache = self.open()
-        width = 4 * self._network.geometry.width if self._network.reads_features else 0
-        features = np.zeros((1, width), dtype=np.float32)
+        features = np.zeros((1, self._network.feature_width), dtype=np.float32)
         target = None if self._lent is None else PagedCache(self._lent)
         if target is not None:
             target.reserve(1)

@@ -1,0 +1,580 @@
+"""EAGLE-3 heads that others publish, in the layouts of those who train them.
+
+A head reads the target's hidden states at some boundaries, and may have a width, rotary positions,
+an embedding and a LM head of its own. Boundary b is the state that enters layer b; that of as many
+layers as there are comes before the final norm, and `FINAL` is the state after it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.options import require
+from paceline.core.types import IntArray, LogitArray
+from paceline.errors import InvalidOption, ModelError
+from paceline.models import kinds
+from paceline.models.config import FINAL, ModelConfig, feature_layers
+from paceline.models.families import hf_config
+from paceline.models.families.base import GGUF_PARTS, HF_PARTS, LayerNames, heads_of
+from paceline.models.gguf import GGUFFile
+from paceline.models.hub import from_hub
+from paceline.models.ops import Ops, Rows, Sight
+from paceline.models.source import unknown_model
+from paceline.models.tokenizer import read_json
+from paceline.models.weights import SafetensorsFiles, Weights
+from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.blocks import before, decoder_layer
+from paceline.networks.pickled import PickledTensors
+from paceline.networks.weights import Trained, as_stored
+
+KIND = "EAGLE-3"  # the one that is read
+_STEPS = 7  # of a draft at most, where the config names none
+
+# Tensors outside the layers in safetensors and pickles, and in GGUF files. Of the first layer
+# "attention_norm" norms the embeddings and "hidden_norm" the states beside them.
+_HF_ENDS = {"fc": "fc", "norm": "norm", "head": "lm_head", "embed": "embed_tokens"}
+_GGUF_ENDS = {"fc": "fc", "norm": "output_norm", "head": "output", "embed": "token_embd"}
+_HIDDEN_NORMS = ("attn_norm_2", "hidden_norm")
+# What a checkpoint may hold that says nothing of a draft, or that is computed.
+_SPARE = ("t2d", "verifier_norm", "verifier_lm_head", "rotary_emb", "rope_freqs")
+
+
+class _Tensors(Protocol):
+    def __contains__(self, name: object) -> bool: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def read(self, name: str) -> LogitArray: ...
+
+    def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """How a head is put together, where heads differ.
+
+    Attributes:
+        width: of the target's hidden states.
+        boundaries: those that it reads; empty for the usual three.
+        norms: RMS norms before `fc`: over all it reads ("whole"), over each part, or none.
+        norm_before_residual: the stream of the first layer begins after its norm.
+        norm_output: what goes on to the next step is normed.
+        doubts: what its config does not say, or says in a way that is read in two.
+    """
+
+    width: int
+    boundaries: tuple[int, ...] = ()
+    norms: str = ""
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    doubts: tuple[str, ...] = ()
+
+
+class PublishedEagle3(Network):
+    """Draft one token per pass of the layers, whose shape is `config`'s; names are families'."""
+
+    name: ClassVar[str] = "eagle3"
+
+    def __init__(
+        self, config: ModelConfig, wiring: Wiring, parts: int, present: frozenset[str], steps: int
+    ) -> None:
+        """Set the shape; `parts` are read of a row of features, and `present` optional tensors."""
+        super().__init__(Geometry.of(config), steps=steps)
+        self.config, self.wiring, self.parts, self.present = config, wiring, parts, present
+        self.layers = config.layers  # type: ignore[misc]
+        if config.windows and len(set(config.windows)) == 1:
+            self.reach = config.windows[0]
+
+    @property
+    def feature_width(self) -> int:
+        return self.parts * self.wiring.width
+
+    def shapes(self) -> Shapes:
+        config, width = self.config, self.config.hidden_size
+        wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        out: Shapes = {"fc": (width, self.feature_width), "norm": (width,)}
+        if self.wiring.norms == "whole":
+            out["input_norm"] = (self.feature_width,)
+        elif self.wiring.norms:
+            out |= {f"fc_norm.{part}": (self.wiring.width,) for part in range(self.parts)}
+        for index in range(config.layers):
+            name, inputs = f"layers.{index}", width if index else 2 * width
+            out |= {f"{name}.q": (wide, inputs), f"{name}.o": (width, wide)}
+            out |= {f"{name}.{part}": (narrow, inputs) for part in "kv"}
+            out |= {f"{name}.{part}": (config.ffn_size, width) for part in ("gate", "up")}
+            out[f"{name}.down"] = (width, config.ffn_size)
+            norms = ["attention_norm", "ffn_norm", *(["hidden_norm"] if not index else [])]
+            out |= {f"{name}.{part}": (width,) for part in norms}
+            if config.qk_norm:
+                out |= {f"{name}.{part}_norm": (config.head_dim,) for part in "qk"}
+        biased = [each for each in out if f"{each}.bias" in self.present]
+        return out | {f"{each}.bias": out[each][:1] for each in biased}
+
+    def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
+        if self.wiring.norms == "whole":
+            features = ops.norm(features, "input_norm")
+        elif self.wiring.norms:
+            each = ops.split(features, (self.wiring.width,) * self.parts)
+            features = ops.concat([ops.norm(x, f"fc_norm.{i}") for i, x in enumerate(each)])
+        fused = ops.linear(features * ops.weight("scale"), ["fc"])
+        return self._layers(ops, fused, tokens, "last")
+
+    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
+        return ops.head(state, norm=None if self.wiring.norm_output else "norm")
+
+    def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
+        return self._layers(ops, state, tokens, "draft")
+
+    def _layers(self, ops: Ops, x: Rows, tokens: Rows, sees: Sight) -> Rows:
+        normed = ops.norm(x, "layers.0.hidden_norm")
+        read = ops.concat([ops.norm(ops.embed(tokens), "layers.0.attention_norm"), normed])
+        x = normed if self.wiring.norm_before_residual else x
+        for index in range(self.config.layers):
+            here = sees if index + 1 == self.config.layers else before(sees)
+            names, heads = LayerNames.of(index), heads_of(self.config, index)
+            if not index:  # what it reads is normed
+                names = names._replace(norm=None)
+            x = decoder_layer(ops, names, heads, x, here, index, read=None if index else read)
+        return ops.norm(x, "norm") if self.wiring.norm_output else x
+
+
+@dataclass(frozen=True, slots=True)
+class WiringChanges:
+    """Settings of a head other than it says; `boundaries` are as "3.17.30", `shift` counts on."""
+
+    boundaries: str = ""
+    shift: int = 0
+    norm_output: Literal["auto", "true", "false"] = "auto"
+
+
+class LazyTensors(Mapping[str, LogitArray]):
+    """Float32 tensors by name, read when they are asked for and not kept."""
+
+    def __init__(self, read: Mapping[str, Callable[[], LogitArray]]) -> None:
+        self._read = dict(read)
+
+    def __getitem__(self, name: str) -> LogitArray:
+        return self._read[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._read
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedHead:
+    """A head's files, opened: what it is, and what it asks of a target.
+
+    Attributes:
+        path: file or directory.
+        layout: whose names its tensors have.
+        config: of its layers; `vocab_size` is the target's.
+        steps: most tokens of a draft.
+        made_for: name of the target in its config, if it says one.
+        metadata: what the safetensors files say beside.
+        names: of its tensors, by ours.
+    """
+
+    path: Path
+    layout: str
+    config: ModelConfig
+    wiring: Wiring
+    steps: int
+    made_for: str
+    metadata: Mapping[str, str]
+    tensors: _Tensors
+    names: Mapping[str, str]
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.tensors.stored(name)[1].nbytes for name in self.names.values())
+
+    @property
+    def draft_vocabulary(self) -> int:
+        """Return how many tokens it may draft."""
+        return len(self._ids()) if "d2t" in self.names else self.config.vocab_size
+
+    def boundaries(self, layers: int) -> tuple[int, ...]:
+        """Return the boundaries that it reads of a target with so many layers."""
+        return self.wiring.boundaries or feature_layers(layers)
+
+    def changed(self, changes: WiringChanges, layers: int) -> PublishedHead:
+        """Return it with other settings, for a target with so many layers; raises InvalidOption."""
+        wiring, found = self.wiring, self.boundaries(layers)
+        if changes.norm_output != "auto":
+            wiring = replace(wiring, norm_output=changes.norm_output == "true")
+        if changes.boundaries:
+            texts = changes.boundaries.split(".")
+            good = len(texts) == len(found) and all(each.isdecimal() for each in texts)
+            rule = f"{len(found)} numbers, such as {'.'.join(map(str, found))}"
+            require(good, "boundaries", changes.boundaries, rule)
+            found = tuple(map(int, texts))
+        found = tuple(each if each == FINAL else each + changes.shift for each in found)
+        return replace(self, wiring=replace(wiring, boundaries=found))
+
+    def fit(self, target: ModelConfig, weights: Weights, model: str) -> Trained:
+        """Return the head as a network for a target, whose fingerprint is `model`.
+
+        Its embedding and LM head are the target's where they are the same, or nearly.
+
+        Raises:
+            InvalidOption: it was made for another model, or lacks a tensor.
+        """
+        config, wiring = self.config, self.wiring
+        for what, mine, theirs in (
+            ("hidden states of width", wiring.width, target.hidden_size),
+            ("a vocabulary of", config.vocab_size, target.vocab_size),
+        ):
+            if mine != theirs:
+                raise self._other(f"{what} {mine}, and the model has {theirs}")
+        boundaries = self.boundaries(target.layers)
+        if not all(each == FINAL or 0 <= each <= target.layers for each in boundaries):
+            raise self._other(f"states {boundaries}, and the model has {target.layers} layers")
+        own = config.hidden_size
+        if own != target.hidden_size and not {"embed", "head"} <= self.names.keys():
+            raise self._other(f"embeddings of width {own}, and the model has {target.hidden_size}")
+        network = PublishedEagle3(
+            config, wiring, len(boundaries), frozenset(self.names), self.steps
+        )
+        ids, order = self._vocabulary()
+        self._check(network.shapes(), len(ids))
+        read: dict[str, Callable[[], LogitArray]] = {
+            name: self._reader(name) for name in network.shapes()
+        }
+        scale = self._scale(read["fc"]())
+        read |= {"scale": lambda: scale, "fc": lambda: self._fc(scale)}
+        if "embed" in self.names and not self._is("embed", weights, None, 0.08):
+            read["embed"] = self._reader("embed")
+        if "head" in self.names and not self._is("head", weights, ids, 0.0, order):
+            read["head"] = lambda: np.ascontiguousarray(self._read("head")[order])
+        return Trained(network, LazyTensors(read), ids, {"model": model, "published": self.layout})
+
+    def _other(self, why: str) -> InvalidOption:
+        named = f" ({self.made_for})" if self.made_for else ""
+        return InvalidOption(
+            f"{self.path} was made for another model{named}: it reads {why}: use a head of the "
+            "model, or leave out --draft-model"
+        )
+
+    def _damaged(self, why: str) -> InvalidOption:
+        return InvalidOption(f"{self.path} is no whole {KIND} head ({why}): download it again")
+
+    def _check(self, shapes: Shapes, drafted: int) -> None:
+        width = self.config.hidden_size
+        wanted = {**shapes, "head": (drafted, width), "embed": (self.config.vocab_size, width)}
+        for name in shapes:
+            if name not in self.names:
+                raise self._damaged(f"it has no tensor for {name}")
+        for name, theirs in self.names.items():
+            if name in ("d2t", "t2d"):
+                continue
+            if name not in wanted:
+                raise self._damaged(f"tensor {theirs} is unknown")
+            if self.tensors.shape(theirs) != wanted[name]:
+                found = "x".join(map(str, self.tensors.shape(theirs)))
+                should = "x".join(map(str, wanted[name]))
+                raise self._damaged(f"{theirs} is {found} and not {should}")
+
+    def _ids(self) -> IntArray:
+        # Of d2t: offsets from the place in the draft vocabulary, or ids themselves, as llama.cpp
+        # writes. Offsets do not rise all the way, since frequent tokens have ids side by side.
+        size, given = self.config.vocab_size, self._integers("d2t")
+        if not len(given):
+            raise self._damaged("d2t is empty")
+        forms = [given + np.arange(len(given)), given]
+        if (np.diff(given) > 0).all() and len(given) > 1:
+            forms.reverse()
+        known = np.flatnonzero(self._integers("t2d")) if "t2d" in self.names else None
+        for ids in forms:
+            found = np.unique(ids)
+            fits = len(found) == len(ids) and found[0] >= 0 and found[-1] < size
+            if fits and (known is None or np.array_equal(known, found)):
+                return ids
+        why = f"{len(given)} different tokens of {size}" if known is None else "the tokens of t2d"
+        raise self._damaged(f"d2t does not map to {why}")
+
+    def _integers(self, name: str) -> IntArray:
+        kind, raw = self.tensors.stored(self.names[name])
+        kinds_of = {"I64": "<i8", "I32": "<i4", "BOOL": "u1", "U8": "u1", "I8": "i1"}
+        if kind not in kinds_of:
+            raise self._damaged(f"{name} holds {kind} and no whole numbers")
+        return raw.reshape(-1).view(kinds_of[kind]).astype(np.int64)
+
+    def _vocabulary(self) -> tuple[IntArray, IntArray]:
+        # Token ids in order, and the row of the LM head of each.
+        size = self.config.vocab_size
+        ids = self._ids() if "d2t" in self.names else np.arange(size, dtype=np.int64)
+        order = np.argsort(ids, kind="stable")
+        return ids[order], order
+
+    def _reader(self, name: str) -> Callable[[], LogitArray]:
+        return lambda: self._read(name)
+
+    def _read(self, name: str) -> LogitArray:
+        values = self.tensors.read(self.names[name])
+        part = name.removesuffix(".bias").rpartition(".")[2]
+        if self.layout == "GGUF" and part in ("q", "k"):
+            # Both rotary halves of a head lie row by row in turns.
+            rows = np.arange(len(values)).reshape(-1, self.config.head_dim // 2, 2)
+            values = values[rows.swapaxes(1, 2).reshape(-1)]
+        return values
+
+    def _scale(self, fc: LogitArray) -> LogitArray:
+        # Of features: few axes outweigh all others, which would drown in 8 bits. The product is
+        # the same by a power of two; own exports name the scale that they were trained with.
+        if "feature_scale" in self.metadata:
+            try:
+                told: LogitArray = np.frombuffer(
+                    bytes.fromhex(self.metadata["feature_scale"]), "<f4"
+                )
+            except ValueError as error:
+                raise self._damaged("feature_scale is no text of numbers") from error
+            if told.shape != fc.shape[1:] or not np.isfinite(told).all() or not told.all():
+                raise self._damaged("feature_scale does not fit fc")
+            return told
+        _, exponents = np.frexp(np.abs(fc).max(axis=0))
+        return np.asarray(np.ldexp(np.float32(1), exponents), np.float32)
+
+    def _fc(self, scale: LogitArray) -> LogitArray:
+        fc: LogitArray = self._read("fc") / scale
+        return as_stored(fc, self.metadata) if "feature_scale" in self.metadata else fc
+
+    def _is(
+        self,
+        name: str,
+        weights: Weights,
+        ids: IntArray | None,
+        error: float,
+        order: IntArray | None = None,
+    ) -> bool:
+        # Whether a matrix is the target's up to a relative error, by some rows, then by all.
+        theirs = name if name in weights else "embed"
+        mine, known = self._read(name), weights[theirs]
+        mine = mine if order is None else mine[order]
+        known = known if ids is None else known[ids]
+        if mine.shape != known.shape:
+            return False
+        for rows in (slice(None, None, max(1, len(mine) // 16)), slice(None)):
+            apart = np.linalg.norm(mine[rows] - known[rows], axis=1)
+            if (apart > error * np.linalg.norm(known[rows], axis=1)).any():
+                return False
+        return True
+
+
+def open_head(path: Path) -> PublishedHead | None:
+    """Open a published drafter: a directory, a safetensors file in one, or a GGUF file.
+
+    Return None for a model, and for what is not known at all.
+
+    Raises:
+        InvalidOption: it is a published drafter of a kind that is not read, or half of one.
+        ModelError: its files cannot be read.
+    """
+    if path.suffix == ".gguf":
+        return _in_gguf(path)
+    folder = path if path.is_dir() else path.parent
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    if not _reads(path, config):
+        return None
+    pickled = path if path.is_file() else path / "pytorch_model.bin"
+    if pickled.suffix == ".bin" and not (path.is_dir() and any(path.glob("*.safetensors"))):
+        tensors = PickledTensors(pickled)
+        return _in_directory(path, config, tensors, tensors.names(), {})
+    files = SafetensorsFiles(path)
+    return _in_directory(path, config, files, list(files.index()), files.metadata)
+
+
+def published_head(named: str) -> PublishedHead | None:
+    """Open what is named as a draft model, if that is a published drafter: a path, or a hub id.
+
+    Return None for a model. Raises as `open_head`.
+    """
+    path = Path(named).expanduser()
+    if not path.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", named):
+        path = from_hub(named, None, partial(unknown_model, named), drafter=True)
+    return open_head(path) if path.exists() else None
+
+
+def _reads(path: Path, config: Mapping[str, Any]) -> bool:
+    kind = kinds.drafter_kind(config)
+    if kind not in (None, KIND):
+        raise InvalidOption(
+            f"{path} is a published drafter of kind {kind}, which is not read: give one of kind "
+            f"{KIND}, or a draft model"
+        )
+    return kind == KIND
+
+
+def _in_directory(
+    path: Path,
+    config: Mapping[str, Any],
+    tensors: _Tensors,
+    found: Sequence[str],
+    metadata: Mapping[str, str],
+) -> PublishedHead:
+    names = dict(_named(found))
+    layer = config.get("transformer_layer_config") or config
+    speculators = layer is not config
+    eagle = config.get("eagle_config") or {}
+
+    def said(name: str, default: Any = None) -> Any:
+        given = (each.get(name) for each in (config, eagle))
+        return next((each for each in given if each is not None), default)
+
+    layout = "speculators" if speculators else "SafeAILab"
+    ids = said("eagle_aux_hidden_state_layer_ids")
+    doubts = [] if said("norm_output") is not None else ["norm_output"]
+    if ids is None and said("target_layer_ids") is not None:  # of outputs
+        layout, ids = "DeepSpec", [each + 1 for each in said("target_layer_ids")]
+    elif ids and not speculators:
+        doubts.append("boundaries")
+        ids = [each + 1 for each in ids] if ids[0] == 1 else ids  # which are outputs then
+    if said("use_aux_hidden_state", True) is False:
+        ids = [FINAL]
+    try:
+        kind = layer.get("model_type")
+        own = hf_config(
+            {
+                "max_position_embeddings": 2048,
+                "num_key_value_heads": layer["num_attention_heads"],
+                **layer,
+                "model_type": kind if kind == "qwen3" else "llama",
+                "architectures": None,
+                "attention_bias": False,  # which tensors say
+                "use_sliding_window": "sliding_attention" in (layer.get("layer_types") or ()),
+            }
+        )
+        own = replace(own, qk_norm="layers.0.q_norm" in names, qkv_bias=False)
+        inputs = tensors.shape(names["fc"])[1]
+        parts = len(ids) if ids else 3
+        width = int(said("target_hidden_size") or inputs // parts)
+        norms = "whole" if said("norm_before_fc") else ""
+        norms = "parts" if said("fc_norm") or "fc_norm.0" in names else norms
+        wiring = Wiring(
+            width,
+            tuple(map(int, ids or ())),
+            norms,
+            bool(said("norm_before_residual")),
+            bool(said("norm_output")),
+            tuple(doubts),
+        )
+        proposals = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+        steps = int(proposals[0].get("speculative_tokens") or said("ttt_length") or _STEPS)
+        verifier = (config.get("speculators_config") or {}).get("verifier") or {}
+        return PublishedHead(
+            path,
+            layout,
+            own,
+            wiring,
+            steps,
+            str(verifier.get("name_or_path") or ""),
+            metadata,
+            tensors,
+            names,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ModelError) as error:
+        raise InvalidOption(
+            f"{path} is no whole {KIND} head (config.json: {error}): download it again"
+        ) from error
+
+
+def _named(found: Sequence[str]) -> Iterator[tuple[str, str]]:
+    # Our names of the tensors of a checkpoint, and its own; unknown ones keep theirs.
+    parts = {theirs: mine for mine, theirs in HF_PARTS.items()} | {"hidden_norm": "hidden_norm"}
+    ends = {theirs: mine for mine, theirs in _HF_ENDS.items()}
+    ends |= {f"aux_norm_{name}": f"fc_norm.{i}" for i, name in enumerate(("low", "mid", "high"))}
+    for name in found:
+        plain = name.removeprefix("model.")
+        plain = plain.replace("midlayer.", "layers.0.", 1)
+        body, _, kind = plain.rpartition(".")
+        bias = ".bias" if kind == "bias" else ""
+        layer, _, part = body.removeprefix("layers.").partition(".")
+        if plain in ("d2t", "t2d"):
+            yield plain, name
+        elif body in ends:
+            yield f"{ends[body]}{bias}", name
+        elif body == "input_norm" or body.startswith("fc_norm."):
+            yield body, name
+        elif body.startswith("layers.") and part in parts:
+            yield f"layers.{layer}.{parts[part]}{bias}", name
+        elif not any(each in plain for each in _SPARE):
+            yield plain, name
+
+
+def _in_gguf(path: Path) -> PublishedHead | None:
+    file = GGUFFile(path)
+    if not _reads(path, {"general.architecture": file.metadata.get("general.architecture")}):
+        return None
+    get = file.metadata.get
+    names: dict[str, str] = {"d2t": "d2t"} if "d2t" in file else {}
+    names |= {"d2t": "d2t.weight"} if "d2t.weight" in file else {}
+    names |= {a: f"{b}.weight" for a, b in _GGUF_ENDS.items() if f"{b}.weight" in file}
+    parts = [*GGUF_PARTS.items(), *(("hidden_norm", each) for each in _HIDDEN_NORMS)]
+    for index in range(int(get("eagle3.block_count", 1))):
+        for mine, theirs in parts:
+            for kind in ("weight", "bias"):
+                name = f"blk.{index}.{theirs}.{kind}"
+                tail = "" if kind == "weight" else ".bias"
+                names |= {f"layers.{index}.{mine}{tail}": name} if name in file else {}
+    for norm in ("input_norm", "enc.input_norm", "fc_norm"):
+        names |= {"input_norm": f"{norm}.weight"} if f"{norm}.weight" in file else {}
+    known = {*names.values(), "rope_freqs.weight", "t2d", "t2d.weight"}
+    names |= {each: each for each in file.tensors if each not in known and "rope_freqs" not in each}
+    tokens = get("tokenizer.ggml.tokens")
+    layers = get("eagle3.target_layers", get("eagle3.extract_layers"))
+    try:
+        vocabulary = file.shape(names["embed"])[0] if "embed" in names else len(tokens or ())
+        size = int(get("eagle3.vocab_size", 0)) or vocabulary or file.shape(names["head"])[0]
+        shapes = {name: info.shape for name, info in file.tensors.items()}
+        shapes["token_embd.weight"] = (size, int(get("eagle3.embedding_length", 0)))
+        rope = next((each for each in file.tensors if each.endswith("rope_freqs.weight")), None)
+        divisors = {} if rope is None else {"rope_freqs.weight": file.read(rope).tolist()}
+        flags: dict[str, bool] = {}
+
+        def read(entries: Callable[..., Any]) -> dict[str, Any]:
+            for flag in ("norm_before_residual", "norm_before_fc", "norm_output"):
+                flags[flag] = bool(entries(flag, False))
+            return {}
+
+        own = ModelConfig.from_gguf(file.metadata, shapes, "llama", read, divisors)
+        inputs = file.shape(names["fc"])[1]
+        ids = tuple(int(each) for each in (() if layers is None else layers))
+        width = int(get("eagle3.target_hidden_size", 0)) or inputs // (len(ids) or 3)
+        wiring = Wiring(
+            width,
+            ids,
+            "whole" if flags["norm_before_fc"] else "",
+            flags["norm_before_residual"],
+            flags["norm_output"],
+            ("boundaries", "norm_output"),
+        )
+        metadata = {"feature_scale": str(get("paceline.feature_scale"))}
+        told = {"stored": str(get("paceline.stored", "F16")), **metadata}
+        return PublishedHead(
+            path,
+            "GGUF",
+            own,
+            wiring,
+            _STEPS,
+            str(get("general.base_model.0.name", "")),
+            told if get("paceline.feature_scale") else {},
+            file,
+            names,
+        )
+    except (KeyError, TypeError, ValueError, IndexError, ModelError) as error:
+        raise InvalidOption(
+            f"{path} is no whole {KIND} head ({error}): download it again"
+        ) from error
