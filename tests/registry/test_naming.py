@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from tests.helpers.drafter_context import context as drafter_context
 
-from paceline.core.expressions import parse
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.bandit import Choose
 from paceline.drafters.combine.merged import Merged
@@ -20,7 +19,7 @@ TARGET = TabularTarget(TabularModel(5, 1, 1).logits, 5)
 
 
 def make(text: str) -> Drafter:
-    return make_drafter(parse(text, "drafter"), drafter_context(TARGET, lambda: TARGET))
+    return make_drafter(text, drafter_context(TARGET, lambda: TARGET))
 
 
 def test_options_reach_the_drafter() -> None:

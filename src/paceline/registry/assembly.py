@@ -137,8 +137,8 @@ class Assembly:
         controller, nodes, depth = sought.controller, sought.nodes, sought.depth
         if controller == "auto":
             controller = "cost-model" if nodes is None and depth is None else "fixed"
-        sizing = parse(controller, "controller")
-        create = registry.find("controller", sizing.name).load().create
+        sizing, factories = registry.read("controller", controller)
+        create = factories[sizing.name].create
         loaded = self.resources.loaded
         context = ControllerContext(lambda: loaded.costs, nodes, depth, sizing.options)
         sizes = create(context) if sought.drafter != "none" else Fixed(0, 0)
@@ -157,7 +157,7 @@ class Assembly:
             # A lossy rule could accept nodes that hold an embedding instead of a token.
             embeddings=target.capabilities.embeddings and rule.lossless,
         )
-        drafter = make_drafter(parse(name, "drafter"), context)
+        drafter = make_drafter(name, context)
         if name != "none" and drafter.kind not in rule.accepts:
             takes = ", ".join(sorted(kind or "deterministic" for kind in rule.accepts))
             raise InvalidOption(
@@ -168,13 +168,12 @@ class Assembly:
         return drafter
 
 
-def make_drafter(expression: Expression, context: DrafterContext) -> Drafter:
+def make_drafter(text: str, context: DrafterContext) -> Drafter:
     """Build a drafter for a target; InvalidOption if unknown, or if parts cannot work together."""
+    expression, factories = registry.read("drafter", text)
     if any(each.sign in ("+", "|") for each in (expression, *expression.parts)):
         # Parts see each other's drafts and take all nodes for tokens.
         context = replace(context, embeddings=False)
-    # All names first, since making a part may load a model.
-    factories = {name: registry.find("drafter", name).load() for name in expression.names}
 
     def make(node: Expression) -> Drafter:
         if not node.parts:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.cache import read_text
-from paceline.core.expressions import parse
 from paceline.core.target import Head, RuntimeOptions
 from paceline.core.types import Denoising, SamplingParams
 from paceline.denoising.decoder import DenoisingDecoder
@@ -204,7 +203,7 @@ def make_engine(
 
     `spare_draft` lets a drafter leave `draft_model` unused; `Engine.config` says which do.
     """
-    asked = replace(asked, **options)
+    asked = replace(asked, **options) if options else asked
     facts = loaded.target.capabilities.denoises
     # A drafter that is named is for decoding from left to right.
     if facts is not None and asked.sampler is None and asked.drafter != "auto":
@@ -231,11 +230,11 @@ def _draft_decoder(
     _check_autoregressive(loaded, asked)
     capabilities = loaded.target.capabilities
     verifier = "coupled" if asked.verifier == "auto" else asked.verifier
-    named = parse(verifier, "verifier")
+    named, factories = registry.read("verifier", verifier)
     context = VerifierContext(
         capabilities, loaded.source.fingerprint, loaded.tokenizer.encode, named.options
     )
-    rule = registry.find("verifier", named.name).load().create(context)
+    rule = factories[named.name].create(context)
     load = partial(load_draft, progress=progress)
     resources = Resources(loaded, asked.draft_model, load, registry.online_learner)
     drafting = Assembly(resources, rule).make(

@@ -12,7 +12,6 @@ from inspect import signature
 from textwrap import fill
 from typing import Annotated, Any, Self, TypeVar, get_type_hints
 
-from paceline.core.expressions import parse
 from paceline.core.options import Allowed, described
 from paceline.core.target import RuntimeOptions
 from paceline.models.pull import DEFAULT_MODEL
@@ -115,8 +114,8 @@ class Options(RuntimeOptions):
             *(("drafter", each) for each in (self.drafter, *drafters)),
         ]
         for kind, text in named:
-            for name in parse(text, kind).names if text != "auto" else ():
-                registry.find(kind, name)
+            if text != "auto":
+                registry.read(kind, text)
         if self.sampler is not None and self.sampler != AUTOREGRESSIVE:
             make_sampler(self.sampler)
         if self.canvas_cache is not None:

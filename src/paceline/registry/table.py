@@ -9,9 +9,10 @@ from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Any, Literal, get_args
 
+from paceline.core.expressions import Expression, parse
 from paceline.errors import InvalidOption
 
-__all__ = ["BUILT_IN", "GROUP", "Index", "Kind", "Method", "find", "methods", "names"]
+__all__ = ["BUILT_IN", "GROUP", "Index", "Kind", "Method", "find", "methods", "names", "read"]
 
 GROUP = "paceline.methods"
 
@@ -216,6 +217,16 @@ def find(kind: Kind, name: str) -> Method:
         if (method.kind, method.name) == (kind, name):
             return method
     raise InvalidOption(f"{kind} {name!r} is unknown: use {', '.join(names(kind))}")
+
+
+def read(kind: Kind, text: str) -> tuple[Expression, dict[str, Any]]:
+    """Read what a user has written of a kind: the expression, and what makes each of its methods.
+
+    InvalidOption if it is malformed, or a method is unknown.
+    """
+    expression = parse(text, kind)
+    found = [find(kind, name) for name in expression.names]  # all, before one is imported
+    return expression, {method.name: method.load() for method in found}
 
 
 # Trainer of drafters that learn while serving (option `online`).

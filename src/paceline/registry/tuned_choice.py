@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from paceline.core.cache import cache_dir, unwritable, write_atomically
-from paceline.core.expressions import parse
 from paceline.errors import InvalidOption
 from paceline.registry import table as registry
 from paceline.version import __version__
@@ -123,10 +122,9 @@ def _checked(content: Any, place: Mapping[str, object]) -> dict[Kind, TunedChoic
 
 def _choice(content: Mapping[str, Any]) -> TunedChoice:
     configuration = Configuration(**content["configuration"])
-    for drafter in parse(configuration.drafter, "drafter").names:
-        registry.find("drafter", drafter)  # a plugin may be gone by now
+    registry.read("drafter", configuration.drafter)  # a plugin may be gone by now
     if configuration.controller != "auto":
-        registry.find("controller", parse(configuration.controller, "controller").name)
+        registry.read("controller", configuration.controller)
     return TunedChoice(configuration, content["evidence"])
 
 

@@ -15,7 +15,6 @@ from tests.helpers.sampled_drafts import Sampled
 from tests.runtimes import tiny_cpu
 
 from paceline.core import tree as trees
-from paceline.core.expressions import parse
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, LogitArray, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
@@ -271,9 +270,9 @@ def test_what_cannot_be_made_says_why(
 @pytest.mark.parametrize("sign", ["+", "|"])
 def test_it_works_alone(context: DrafterContext, sign: str) -> None:
     text = f"ppd:weights={context.options['weights']}"
-    assert make_drafter(parse(text, "drafter"), context).name == "ppd"
+    assert make_drafter(text, context).name == "ppd"
     with pytest.raises(RuntimeUnavailable, match="no other drafter"):
-        make_drafter(parse(f"{text}{sign}prompt-lookup", "drafter"), context)
+        make_drafter(f"{text}{sign}prompt-lookup", context)
 
 
 def tiny_target(runtime: str) -> Any:
