@@ -40,6 +40,9 @@ _UNCHANGED = {
     "head": "cannot leave out tokens of a model: use cpu or torch",
 }
 
+# Capabilities that `Engine.config` tells.
+_DESCRIBED = ("runtime", "device", "precision", "kv_precision")
+
 
 def installed(runtime: str) -> bool:
     return all(importlib.util.find_spec(name) for name in _PACKAGES.get(runtime, ()))
@@ -219,7 +222,12 @@ def make_engine(
         max_waiting=asked.max_waiting,
         step_tokens=asked.step_tokens,
         pool=asked.pool,
-        config={**_described(loaded), **config},
+        config={
+            "model": loaded.source.name,
+            **{each: getattr(loaded.target.capabilities, each) for each in _DESCRIBED},
+            "version": __version__,
+            **config,
+        },
         defaults=defaults,
     )
 
@@ -231,10 +239,8 @@ def _draft_decoder(
     capabilities = loaded.target.capabilities
     verifier = "coupled" if asked.verifier == "auto" else asked.verifier
     named, factories = registry.read("verifier", verifier)
-    context = VerifierContext(
-        capabilities, loaded.source.fingerprint, loaded.tokenizer.encode, named.options
-    )
-    rule = factories[named.name].create(context)
+    given = capabilities, loaded.source.fingerprint, loaded.tokenizer.encode, named.options
+    rule = factories[named.name].create(VerifierContext(*given))
     load = partial(load_draft, progress=progress)
     resources = Resources(loaded, asked.draft_model, load, registry.online_learner)
     drafting = Assembly(resources, rule).make(
@@ -254,18 +260,6 @@ def _draft_decoder(
         "verifier": verifier,
         "lossless": rule.lossless,
         "draft_model": resources.named if resources.drafted else None,
-    }
-
-
-_DESCRIBED = ("runtime", "device", "precision", "kv_precision")
-
-
-def _described(loaded: Loaded) -> dict[str, Any]:
-    capabilities = loaded.target.capabilities
-    return {
-        "model": loaded.source.name,
-        **{each: getattr(capabilities, each) for each in _DESCRIBED},
-        "version": __version__,
     }
 
 
