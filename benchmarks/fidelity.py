@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 from benchmarks.peers.engines import start
 
-from paceline.audit.remote import JsonlEngine
 from paceline.core import tree
 from paceline.core.target import Rows, Target
 from paceline.core.types import LogitArray
 from paceline.errors import EngineFailed, InvalidOption, PacelineError
-from paceline.measure.machine import dumps, machine
+from paceline.lab.audit.remote import JsonlEngine
+from paceline.lab.measure.machine import dumps, machine
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
 from paceline.registry.loading import load_model

@@ -26,8 +26,8 @@ from paceline.drafters.suffix.history import SuffixAutomaton
 from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
-from paceline.measure.machine import dumps
-from paceline.measure.prompts import BUILT_IN
+from paceline.lab.measure.machine import dumps
+from paceline.lab.measure.prompts import BUILT_IN
 from paceline.models.source import resolve
 from paceline.models.text import Tokenizer
 from paceline.policy.controller import Fixed

@@ -24,7 +24,7 @@ from typing import Any
 
 from paceline.core.cache import cache_dir, make_dir, unwritable, whole_file
 from paceline.errors import InvalidOption, ModelError, PacelineError
-from paceline.measure.machine import dumps
+from paceline.lab.measure.machine import dumps
 
 _PIECE = re.compile(r"(^|/)data/[^/]*part\d+(\.bin)?$")
 _CHUNK = 1 << 20

@@ -20,8 +20,8 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.audit import named as peers
 from paceline.errors import PacelineError
+from paceline.lab.audit import named as peers
 from paceline.models.source import resolve
 
 PARTS = (

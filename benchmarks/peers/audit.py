@@ -19,11 +19,11 @@ from typing import Any
 from model_files import coarse_gguf
 from summary import summary_tables
 
-from paceline.audit.checks import AuditExtent
-from paceline.audit.named import folder
-from paceline.audit.outside import run
 from paceline.errors import EngineFailed, PacelineError
-from paceline.measure.machine import dumps
+from paceline.lab.audit.checks import AuditExtent
+from paceline.lab.audit.named import folder
+from paceline.lab.audit.outside import run
+from paceline.lab.measure.machine import dumps
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
 

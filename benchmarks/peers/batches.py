@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from paceline.audit.engine import Timing
 from paceline.errors import InvalidOption
+from paceline.lab.audit.engine import Timing
 
 Item = TypeVar("Item")
 

@@ -27,13 +27,13 @@ from benchmarks.peers.engines import ENGINES, configurations, start
 from benchmarks.peers.report import with_range
 from benchmarks.peers.timing import Configuration, Race, Samples, Turn
 
-from paceline.audit.engine import Timing
-from paceline.audit.remote import JsonlEngine
 from paceline.errors import InvalidOption, PacelineError
-from paceline.measure import results
-from paceline.measure.machine import dumps, machine
-from paceline.measure.prompts import BUILT_IN
-from paceline.measure.report import aligned
+from paceline.lab.audit.engine import Timing
+from paceline.lab.audit.remote import JsonlEngine
+from paceline.lab.measure import results
+from paceline.lab.measure.machine import dumps, machine
+from paceline.lab.measure.prompts import BUILT_IN
+from paceline.lab.measure.report import aligned
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import ModelSource, resolve
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from benchmarks.peers.timing import Configuration
 
-from paceline.audit import named as peers
-from paceline.audit.remote import JsonlEngine
 from paceline.errors import InvalidOption
+from paceline.lab.audit import named as peers
+from paceline.lab.audit.remote import JsonlEngine
 from paceline.models.source import ModelSource
 
 BOTH = ("plain", "prompt lookup")

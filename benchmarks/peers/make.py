@@ -18,8 +18,8 @@ import sys
 import venv
 from dataclasses import dataclass
 
-from paceline.audit.named import environment, interpreter
 from paceline.core.cache import make_dir
+from paceline.lab.audit.named import environment, interpreter
 
 
 @dataclass(frozen=True)

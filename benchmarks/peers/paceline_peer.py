@@ -30,10 +30,10 @@ def main() -> None:
     arguments = parser.parse_args()
     lines = claim_output()
 
-    from paceline.audit.engine import SeededRequest
-    from paceline.audit.named import PacelineEngine
     from paceline.engine.memory import keep_apart
-    from paceline.measure.run import read_alike
+    from paceline.lab.audit.engine import SeededRequest
+    from paceline.lab.audit.named import PacelineEngine
+    from paceline.lab.measure.run import read_alike
     from paceline.registry.loading import load_model, make_engine
 
     loaded = load_model(

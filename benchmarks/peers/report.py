@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.peers.table import Row
 
-from paceline.measure import results as records
-from paceline.measure.report import aligned
+from paceline.lab.measure import results as records
+from paceline.lab.measure.report import aligned
 
 _TITLES = (
     *("engine", "mode", "weights", "tokens/s", "10-90%"),

@@ -28,11 +28,11 @@ from typing import Any
 from benchmarks.peers.engines import ENGINES, start
 
 import paceline
-from paceline.audit import named as peers
 from paceline.core.cache import cache_dir
 from paceline.errors import PacelineError
-from paceline.measure.machine import dumps, machine
-from paceline.measure.report import aligned
+from paceline.lab.audit import named as peers
+from paceline.lab.measure.machine import dumps, machine
+from paceline.lab.measure.report import aligned
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import ModelSource, resolve
 

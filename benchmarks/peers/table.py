@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.peers.batches import texts
 from benchmarks.peers.timing import Configuration, Turn
 
-from paceline.audit.engine import Timing
+from paceline.lab.audit.engine import Timing
 
 Row = dict[str, Any]
 

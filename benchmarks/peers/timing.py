@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.audit.engine import Timing
 from paceline.errors import EngineFailed
-from paceline.measure.kept import Kept
+from paceline.lab.audit.engine import Timing
+from paceline.lab.measure.kept import Kept
 
 WARM_UP_TOKENS = 12
 

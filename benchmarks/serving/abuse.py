@@ -30,7 +30,7 @@ import httpx
 from benchmarks.serving.speed import start
 
 from paceline.errors import PacelineError
-from paceline.measure import results
+from paceline.lab.measure import results
 
 Json = dict[str, Any]
 HOST = "127.0.0.1"

@@ -26,8 +26,8 @@ from benchmarks.serving.speed import start
 
 import paceline
 from paceline.errors import PacelineError
-from paceline.measure.machine import dumps, machine
-from paceline.measure.prompts import BUILT_IN, spread
+from paceline.lab.measure.machine import dumps, machine
+from paceline.lab.measure.prompts import BUILT_IN, spread
 
 Json = dict[str, Any]
 EDGE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "edge.py"))

@@ -30,8 +30,8 @@ from benchmarks.serving.speed import start
 
 import paceline
 from paceline.errors import EngineFailed, PacelineError
-from paceline.measure.machine import dumps
-from paceline.measure.prompts import BUILT_IN
+from paceline.lab.measure.machine import dumps
+from paceline.lab.measure.prompts import BUILT_IN
 from paceline.serving.answers.parser import AnswerParser
 from paceline.serving.answers.style import call_grammar, find_style
 from paceline.serving.messages import describe_tools

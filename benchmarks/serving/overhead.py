@@ -20,8 +20,8 @@ from benchmarks.serving.speed import start, turn
 
 import paceline
 from paceline.errors import PacelineError
-from paceline.measure.machine import dumps, machine
-from paceline.measure.prompts import BUILT_IN, spread
+from paceline.lab.measure.machine import dumps, machine
+from paceline.lab.measure.prompts import BUILT_IN, spread
 
 BATCH = 8
 

@@ -34,7 +34,7 @@ import httpx
 from benchmarks.serving import generated_schemas
 from benchmarks.serving.schema_walks import Walks
 
-from paceline.measure import results
+from paceline.lab.measure import results
 
 Json = dict[str, Any]
 CHAT = "/v1/chat/completions"

@@ -31,9 +31,9 @@ import httpx
 from benchmarks.serving.speed import start
 
 from paceline.errors import EngineFailed, PacelineError
-from paceline.measure import results
-from paceline.measure.machine import dumps
-from paceline.measure.prompts import BUILT_IN
+from paceline.lab.measure import results
+from paceline.lab.measure.machine import dumps
+from paceline.lab.measure.prompts import BUILT_IN
 
 Json = dict[str, Any]
 WARM_UP = 0.3  # of the samples

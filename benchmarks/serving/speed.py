@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 import httpx
 
 from paceline.errors import EngineFailed, InvalidOption, PacelineError
-from paceline.measure import results
-from paceline.measure.machine import dumps
-from paceline.measure.prompts import BUILT_IN, read_prompts, spread
+from paceline.lab.measure import results
+from paceline.lab.measure.machine import dumps
+from paceline.lab.measure.prompts import BUILT_IN, read_prompts, spread
 
 PLAIN = "paceline, drafts off"
 AUTO = "paceline, auto"

@@ -13,10 +13,10 @@ from benchmarks.peers.arrivals import Arrivals
 from benchmarks.peers.batches import batches, rotations, texts
 from benchmarks.peers.timing import Configuration, Turn
 
-from paceline.audit.engine import Timing
-from paceline.audit.named import scripts
-from paceline.audit.remote import JsonlEngine
 from paceline.errors import EngineFailed, InvalidOption
+from paceline.lab.audit.engine import Timing
+from paceline.lab.audit.named import scripts
+from paceline.lab.audit.remote import JsonlEngine
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
 

@@ -12,11 +12,11 @@ import pytest
 from benchmarks.peers import contexts, startup
 from benchmarks.peers.timing import Configuration, Turn
 
-from paceline.audit.engine import Timing
-from paceline.audit.named import scripts
-from paceline.audit.remote import JsonlEngine
 from paceline.errors import EngineFailed
-from paceline.measure import results
+from paceline.lab.audit.engine import Timing
+from paceline.lab.audit.named import scripts
+from paceline.lab.audit.remote import JsonlEngine
+from paceline.lab.measure import results
 
 ANSWERING = f"""
 import sys

@@ -13,10 +13,10 @@ from tests.helpers import tiny_model as tiny
 from tests.runtimes import tiny_cpu
 
 from benchmarks import fidelity
-from paceline.audit.named import scripts
-from paceline.audit.remote import JsonlEngine
 from paceline.core.target import Rows
 from paceline.errors import EngineFailed, InvalidOption
+from paceline.lab.audit.named import scripts
+from paceline.lab.audit.remote import JsonlEngine
 
 LOGITS = """
 import sys

@@ -16,11 +16,11 @@ from benchmarks.peers import __main__ as command
 from benchmarks.peers import engines, table
 from benchmarks.peers.timing import Batch, Configuration, Race, Samples, Turn
 
-from paceline.audit.engine import Timing
-from paceline.audit.named import scripts
-from paceline.audit.remote import JsonlEngine
 from paceline.errors import EngineFailed, InvalidOption
-from paceline.measure import results as records
+from paceline.lab.audit.engine import Timing
+from paceline.lab.audit.named import scripts
+from paceline.lab.audit.remote import JsonlEngine
+from paceline.lab.measure import results as records
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
 

@@ -10,9 +10,9 @@ from tests.helpers import table_engines as engines
 from tests.helpers.serving import Client, run
 
 from paceline.drafters.base import Drafter
-from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.engine.engine import Engine
 from paceline.errors import EngineFailed
+from paceline.methods.prompt_lookup import PromptLookup
 
 
 def make(drafter: Drafter | None = None) -> Engine:

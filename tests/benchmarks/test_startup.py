@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from benchmarks.peers import startup
 
-from paceline.audit.named import scripts
-from paceline.audit.remote import JsonlEngine
 from paceline.errors import EngineFailed
+from paceline.lab.audit.named import scripts
+from paceline.lab.audit.remote import JsonlEngine
 
 ANSWERING = f"""
 import os, sys, time

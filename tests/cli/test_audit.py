@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 from tests.cli.conftest import Command, one_line
 
-from paceline.audit.engine import SeededRequest, Token
+from paceline.lab.audit.engine import SeededRequest, Token
 from paceline.proof import cases, controls
 from paceline.proof.cases import Control, draft_sampling
 from paceline.proof.controls import CONTROLS

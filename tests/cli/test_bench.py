@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command, one_line, press_in_step
 
-from paceline.measure import doctor, page, report
-from paceline.measure.run import Record
+from paceline.lab.measure import doctor, page, report
+from paceline.lab.measure.run import Record
 from paceline.registry.options import Options
 
 pytestmark = pytest.mark.usefixtures("loads")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Command, one_line
-from tests.measure.test_batch_law import BATCHES, bench
+from tests.lab.measure.test_batch_law import BATCHES, bench
 
 from paceline.errors import InvalidOption
-from paceline.measure import results
-from paceline.measure.batch_law import laws, read, table
+from paceline.lab.measure import results
+from paceline.lab.measure.batch_law import laws, read, table
 
 
 def write(folder: Path, content: Any) -> Path:

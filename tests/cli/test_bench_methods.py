@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.cli.conftest import Command, one_line, press_in_step
 
-from paceline.drafters.statistics.recycling import Recycling
-from paceline.measure import methods, results
+from paceline.drafters.recycling import Recycling
+from paceline.lab.measure import methods, results
 from paceline.networks.weights import write_tensors
 from paceline.registry import table
 from paceline.registry.options import Options

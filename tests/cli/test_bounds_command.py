@@ -13,8 +13,8 @@ from tests.cli import fakes
 from tests.cli.conftest import Command, one_line
 
 from paceline.drafters.resources import Loaded
-from paceline.measure import acceptance as verifier_acceptance
-from paceline.measure.bounds import RULES
+from paceline.lab.measure import acceptance as verifier_acceptance
+from paceline.lab.measure.bounds import RULES
 from paceline.proof.tabular import TabularTarget
 from paceline.registry import loading
 from paceline.registry.options import Options

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Command, one_line
-from tests.export import drafters
+from tests.lab.export import drafters
 
 from paceline.models.source import DirectorySource
 

@@ -15,7 +15,7 @@ import pytest
 from tests.cli import fakes
 from tests.cli.conftest import Command, press_in_step
 
-from paceline.audit import named
+from paceline.lab.audit import named
 from paceline.registry import loading
 from paceline.registry.options import Options
 

@@ -11,8 +11,8 @@ import pytest
 from tests.cli.conftest import Command, one_line
 from tests.helpers.tiny_model import tiny_tokenizer
 
-from paceline.cli import index as command_index
-from paceline.drafters.suffix.datastore import SuffixArray
+from paceline.methods.datastore import command as command_index
+from paceline.methods.datastore.drafter import SuffixArray
 from paceline.models import source
 from paceline.models.text import Tokenizer
 

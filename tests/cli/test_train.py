@@ -12,11 +12,11 @@ import pytest
 from tests.cli.conftest import Command, one_line
 from tests.verifiers.lossy_runs import HIDDEN, restless
 
+from paceline.methods.heads import grading
+from paceline.methods.heads import training as module
+from paceline.methods.heads.command import JudgeOptions, PivotOptions
+from paceline.methods.heads.verifiers import load_head
 from paceline.registry import loading
-from paceline.zoo.heads import grading
-from paceline.zoo.heads import training as module
-from paceline.zoo.heads.command import JudgeOptions, PivotOptions
-from paceline.zoo.heads.verifiers import load_head
 
 MARGIN = {"judge": "0.8", "pivot": "0.45"}
 TEXTS = ("the quick fox", "12 34", "lazy dog", "x + 1", "over the", "jumps 567")

@@ -9,8 +9,8 @@ import pytest
 from tests.cli.conftest import Command, one_line
 
 from paceline.errors import PromptError
-from paceline.training import data
-from paceline.training.data import Shards, cut_corpus, read_corpus
+from paceline.lab.training import data
+from paceline.lab.training.data import Shards, cut_corpus, read_corpus
 
 
 class Source:

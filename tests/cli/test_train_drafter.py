@@ -13,12 +13,12 @@ pytest.importorskip("torch")
 from tests.cli.conftest import Command, one_line
 from tests.helpers.tiny_model import save_directory, tiny_config
 
+from paceline.lab.training import data as data_module
+from paceline.lab.training.batches import FeatureSource
+from paceline.lab.training.data import Shards, Text
 from paceline.models.source import resolve
 from paceline.networks.weights import load_network
 from paceline.registry.loading import load_model
-from paceline.training import data as data_module
-from paceline.training.batches import FeatureSource
-from paceline.training.data import Shards, Text
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ pytest.importorskip("torch")
 from tests.cli.conftest import Command, one_line
 from tests.helpers.tiny_model import save_directory, tiny_config
 
+from paceline.lab.training.data import Shards, Text
 from paceline.models.source import resolve
 from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.networks.weights import Trained, load_network, save_network
-from paceline.training.data import Shards, Text
 
 CONFIG = tiny_config()
 

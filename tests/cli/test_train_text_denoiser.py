@@ -19,23 +19,23 @@ from tests.helpers import tiny_model as tiny
 import paceline
 from paceline.core.target import Rows, Target
 from paceline.errors import InvalidOption, ModelError
-from paceline.models.source import resolve
-from paceline.networks.base import FUSED, Geometry
-from paceline.networks.draft_lm import DraftLM
-from paceline.networks.weights import Trained, save_network
-from paceline.registry import loading
-from paceline.training import run as module
-from paceline.training.chains import Chains, Read
-from paceline.training.data import Shards, Text
-from paceline.training.denoisers.text import (
+from paceline.lab.training import run as module
+from paceline.lab.training.chains import Chains, Read
+from paceline.lab.training.data import Shards, Text
+from paceline.lab.training.denoisers.text import (
     TextDenoiserTask,
     free_token,
     of_draft_lm,
     of_target,
 )
-from paceline.training.denoisers.text import trunk as made
-from paceline.training.model import TrainableModel
-from paceline.training.recipe import TextDenoiserRecipe
+from paceline.lab.training.denoisers.text import trunk as made
+from paceline.lab.training.model import TrainableModel
+from paceline.lab.training.recipe import TextDenoiserRecipe
+from paceline.methods.networks.draft_lm import DraftLM
+from paceline.models.source import resolve
+from paceline.networks.base import FUSED, Geometry
+from paceline.networks.weights import Trained, save_network
+from paceline.registry import loading
 
 PROMPT = "the quick brown fox"
 

@@ -18,10 +18,10 @@ from tests.cli.conftest import Command, one_line
 
 from paceline.cli import tune as module
 from paceline.engine.engine import Engine
+from paceline.lab.tuning.space import DEFAULT, Space
+from paceline.lab.tuning.tuner import Tuner, tune_kinds
 from paceline.registry import tuned_choice as tuned
 from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Configuration, TunedChoice
-from paceline.tuning.space import DEFAULT, Space
-from paceline.tuning.tuner import Tuner, tune_kinds
 
 pytestmark = pytest.mark.usefixtures("loads")
 
@@ -270,7 +270,7 @@ def test_a_prompt_that_does_not_fit(command: Command, prompts: Path) -> None:
 @pytest.fixture
 def no_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    monkeypatch.delitem(sys.modules, "paceline.tuning.search", raising=False)
+    monkeypatch.delitem(sys.modules, "paceline.lab.tuning.search", raising=False)
     monkeypatch.setitem(sys.modules, "optuna", None)
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from paceline.core.options import arguments
 from paceline.errors import InvalidOption
+from paceline.methods.reflective import PROMPT, Reflective
+from paceline.methods.relaxed import Relaxed
+from paceline.methods.top_gap import TopGap
+from paceline.methods.typical import Typical
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.verifiers.base import VerifierContext
 from paceline.verifiers.matching import Coupled
-from paceline.zoo.reflective import PROMPT, Reflective
-from paceline.zoo.relaxed import Relaxed
-from paceline.zoo.top_gap import TopGap
-from paceline.zoo.typical import Typical
 
 
 def test_values_get_the_types_of_the_constructor() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.canvases import decode, decoder_of, finish, start
 
 from paceline.core.types import Denoising
-from paceline.denoising.samplers import any_subset
+from paceline.denoising import any_subset
 from paceline.errors import InvalidOption
 from paceline.proof.oracle import enumerate_distribution
 from paceline.proof.table_denoiser import TableDenoiser, random_joint

@@ -13,9 +13,9 @@ import pytest
 from tests.denoising.test_wrappers import weights
 from tests.helpers.canvases import decode
 
-from paceline.denoising.samplers.speculative import Drawing
 from paceline.denoising.unmasking import Rule
 from paceline.errors import InvalidOption
+from paceline.methods.canvas.speculative import Drawing
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 from paceline.registry import table as registry
 from paceline.registry.samplers import make_sampler

@@ -7,8 +7,8 @@ import pytest
 from tests.helpers.canvases import decode, decoder_of, finish, start
 
 from paceline.core.types import Denoising
-from paceline.denoising.samplers.freedave import StateLookahead
 from paceline.errors import InvalidOption
+from paceline.methods.canvas.freedave import StateLookahead
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 
 RULES = ("counts", "counts:per_step=2", "counts:steps=3,by=margin", "threshold:tau=0.6")
@@ -60,7 +60,7 @@ def test_penalties_and_pinned_places():
 
 
 def test_a_step_that_is_not_the_rules_own_does_not_stand(monkeypatch):
-    monkeypatch.setattr("paceline.denoising.samplers.freedave.same", lambda one, other: True)
+    monkeypatch.setattr("paceline.methods.canvas.freedave.same", lambda one, other: True)
     different = 0
     for seed in range(20):
         target = TableDenoiser(random_joint(3, 6, seed))

@@ -9,8 +9,8 @@ from tests.denoising.test_self_verified import apart, distribution, from_the_lef
 from tests.helpers.canvases import decode, decoder_of, start
 
 from paceline.core.types import Denoising
-from paceline.denoising.samplers import lexical_units
 from paceline.errors import InvalidOption
+from paceline.methods.canvas import lexical_units
 from paceline.proof.table_denoiser import TableDenoiser
 from paceline.sampling.randomness import KeyedRandomness
 from paceline.verifiers.rejection import Rejection

@@ -22,10 +22,10 @@ from paceline.core.types import Denoising, SamplingParams
 from paceline.denoising.caches import CachePlan
 from paceline.denoising.canvas import visible
 from paceline.denoising.decoder import DenoisingDecoder
-from paceline.denoising.samplers.genmol import GenMol, Remask
 from paceline.denoising.unmasking import Unmasking
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption
+from paceline.methods.canvas.genmol import GenMol, Remask
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 from paceline.registry.samplers import make_parts
 from paceline.sampling.sequence import Sequence

@@ -10,8 +10,8 @@ from tests.helpers.canvases import decode, random_laws, view_of
 
 from paceline.core.types import ProbArray
 from paceline.denoising.process import View
-from paceline.denoising.samplers.dream import Dream
 from paceline.errors import InvalidOption
+from paceline.methods.canvas.dream import Dream
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 from paceline.registry.samplers import make_sampler
 

@@ -11,7 +11,7 @@ import paceline
 from paceline.core.types import Denoising
 from paceline.engine.engine import Completion, Engine
 from paceline.errors import InvalidOption
-from paceline.measure.parallel_tasks import cases, grade
+from paceline.lab.measure.parallel_tasks import cases, grade
 
 MODELS = ("lists-bd", "lists-mdm", "lists-order")
 TASKS = ("copy", "sort", "remove-random", "shuffle", "insert-index")

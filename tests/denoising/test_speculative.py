@@ -10,8 +10,8 @@ import pytest
 from tests.helpers.canvases import decode, decoder_of, finish, start
 
 from paceline.core.types import Denoising
-from paceline.denoising.samplers.speculative import Drawing
 from paceline.errors import InvalidOption
+from paceline.methods.canvas.speculative import Drawing
 from paceline.proof.oracle import enumerate_distribution
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 

@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 from tests.helpers.canvases import decode, decoder_of, random_laws, start, view_of
 
 from paceline.core.types import Denoising
-from paceline.denoising.samplers.learned_filter import Filter
 from paceline.errors import InvalidOption
+from paceline.methods.canvas.learned_filter import Filter
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 from paceline.registry.samplers import make_sampler
 

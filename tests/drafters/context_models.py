@@ -12,7 +12,8 @@ from operator import itemgetter
 from typing import Any, Self
 
 from paceline.core.types import Budget, LogitArray, TokenTree
-from paceline.drafters.statistics.context_model import (
+from paceline.drafters.recycling import top_rows
+from paceline.methods.statistics.context_model import (
     SHARES,
     WIDTH,
     Context,
@@ -20,7 +21,6 @@ from paceline.drafters.statistics.context_model import (
     Distribution,
     _prior,
 )
-from paceline.drafters.statistics.recycling import top_rows
 from paceline.policy.acceptance import HitRates
 from paceline.trees.candidates import FLOOR, CandidateTree, Offer
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from paceline.core.types import IntArray, LogitArray
+from paceline.methods.networks.draft_lm import DraftLM
 from paceline.networks.base import Geometry
-from paceline.networks.draft_lm import DraftLM
 from paceline.networks.runner import Branch, Chain, ContextUpdate
 from paceline.networks.weights import Trained
 from paceline.proof.tabular import TabularModel

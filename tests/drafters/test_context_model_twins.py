@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.drafters.context_models import KINDS, PlainContextModel
 
 from paceline.core.types import ROOT, Budget, LogitArray, TokenTree
-from paceline.drafters.statistics.context_model import ContextModel
+from paceline.methods.statistics.context_model import ContextModel
 
 VOCABULARY = 5
 PAGES = Path("/proc/self/statm")

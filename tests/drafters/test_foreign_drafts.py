@@ -16,15 +16,15 @@ from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.statistics.stand import Stand
-from paceline.drafters.suffix.datastore import build
 from paceline.drafters.suffix.history import HistoryDrafter
+from paceline.methods.datastore.drafter import build
+from paceline.methods.jacobi import Jacobi
+from paceline.methods.statistics.stand import Stand
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.registry import table as registry
 from paceline.sampling.sequence import Sequence
 from paceline.trees.deterministic import SharedNoise
 from paceline.trees.drawn import Branching
-from paceline.zoo.jacobi import Jacobi
 
 VOCABULARY = 8
 MODEL = TabularModel(VOCABULARY, 2, seed=3, sharpness=2.0)
@@ -65,10 +65,10 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Drafter]:
 
 
 # Those with networks, and those that ask blocks of rows, need targets of their own: see
-# test_trained.py, zoo/test_layers.py, zoo/test_schedules.py and zoo/test_denoised.py.
-OTHERS = ("paceline.drafters.network.drafter:", "paceline.zoo.networks.")
-OTHERS += ("paceline.zoo.layers.", "paceline.zoo.denoised:")
-OTHERS += ("paceline.zoo.schedules.mirror:", "paceline.zoo.schedules.easyspec:")
+# test_trained.py, methods/test_layers.py, methods/test_schedules.py and methods/test_denoised.py.
+OTHERS = ("paceline.drafters.network.drafter:", "paceline.methods.networks.")
+OTHERS += ("paceline.methods.layers.", "paceline.methods.denoised:")
+OTHERS += ("paceline.methods.schedules.mirror:", "paceline.methods.schedules.easyspec:")
 
 NAMES = [
     # ppd works alone.

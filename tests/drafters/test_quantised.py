@@ -10,8 +10,8 @@ from tests.runtimes import tiny_cpu
 
 from paceline.drafters.resources import Loaded
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.lab.tuning.space import Space
 from paceline.registry.loading import load_model, make_engine
-from paceline.tuning.space import Space
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]
 

@@ -14,16 +14,16 @@ from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, NoDrafter
-from paceline.drafters.ngram.lookahead import Lookahead
-from paceline.drafters.statistics.aded import Aded
-from paceline.drafters.statistics.stand import Stand
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
+from paceline.methods.cacheback import Cacheback
+from paceline.methods.lookahead import Lookahead
+from paceline.methods.statistics.aded import Aded
+from paceline.methods.statistics.stand import Stand
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
-from paceline.zoo.cacheback import Cacheback
 
 VOCABULARY = 12
 

@@ -12,7 +12,7 @@ from tests.drafters.automata import KINDS, PlainAutomaton, built
 from paceline.core.types import Budget
 from paceline.drafters.candidates import Evidence, weigh
 from paceline.drafters.suffix.automaton import ROOT_STATE, Automaton, Match, Outlook
-from paceline.drafters.suffix.suffix_decoding import SuffixDecoding
+from paceline.methods.suffix_decoding import SuffixDecoding
 from paceline.policy.constants import BLEND_CONTEXTS
 from paceline.trees.candidates import CandidateTree, Offer
 

@@ -14,12 +14,12 @@ from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, NoDrafter
-from paceline.drafters.ngram.input_guided import InputGuided
-from paceline.drafters.suffix.datastore import Datastore, SuffixArray, build
 from paceline.drafters.suffix.history import HistoryDrafter, SuffixAutomaton
-from paceline.drafters.suffix.suffix_decoding import SuffixDecoding
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
+from paceline.methods.datastore.drafter import Datastore, SuffixArray, build
+from paceline.methods.input_guided import InputGuided
+from paceline.methods.suffix_decoding import SuffixDecoding
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.sampling.sequence import Sequence

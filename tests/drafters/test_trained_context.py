@@ -10,7 +10,7 @@ import pytest
 from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingParams, Verdict
-from paceline.drafters.network.drafter import hydra
+from paceline.methods.networks.hydra import HydraDrafter
 from paceline.networks.runner import Chain, Noise
 from paceline.sampling.randomness import Draw, Purpose
 from paceline.sampling.sequence import Sequence
@@ -45,7 +45,7 @@ class _Reads:
 def test_of_a_prompt_the_end_is_read_and_only_when_a_draft_is_wanted() -> None:
     """Afterwards every token is: rows that wait for a draft are taken in, not left out."""
     runner = _Reads()
-    drafter = hydra(runner)  # type: ignore[arg-type]
+    drafter = HydraDrafter(runner)  # type: ignore[arg-type]
     tokens = list(range(1, 1501))
     sequence = Sequence.start(0, tokens, SamplingParams(max_new_tokens=1000))
     features = np.repeat(np.arange(1.0, 1500.0, dtype=np.float32)[:, None], 4, axis=1)
@@ -76,7 +76,7 @@ def test_sampled_requests_are_drafted_with_the_noise_that_the_rule_follows(
     temperature: float, verifier: Verifier
 ) -> None:
     runner = _Reads()
-    drafter = hydra(runner)  # type: ignore[arg-type]
+    drafter = HydraDrafter(runner)  # type: ignore[arg-type]
     drafter.gumbel_coupled = verifier.gumbel_coupled
     params = SamplingParams(temperature=temperature, seed=3)
     sequence = Sequence.start(0, [1, 2, 3], params)

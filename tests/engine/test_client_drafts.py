@@ -8,9 +8,9 @@ import pytest
 from tests.helpers import table_engines as engines
 
 from paceline.core.types import SamplingParams, Speculation
-from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.engine.engine import Engine
 from paceline.errors import PromptError
+from paceline.methods.prompt_lookup import PromptLookup
 
 PROMPT = [3, 1, 2]
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True, temperature=1.0, seed=4)

@@ -23,7 +23,7 @@ from paceline.core import tree as trees
 from paceline.core.constraint import Constraint
 from paceline.core.types import Budget, SamplingParams, Speculation, TokenTree
 from paceline.drafters.base import NoDrafter
-from paceline.drafters.statistics.recycling import Recycling
+from paceline.drafters.recycling import Recycling
 from paceline.engine import speculator
 from paceline.engine.engine import Engine, Event
 from paceline.errors import BadLogits, InvalidOption

@@ -15,7 +15,7 @@ from tests.helpers.table_engines import MODEL, TOKENIZER, VOCABULARY, Completion
 
 from paceline.core.types import LogitArray, Needs, SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
-from paceline.drafters.statistics.recycling import Recycling
+from paceline.drafters.recycling import Recycling
 from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.prefill import Chunk, KeptFeatures, Prefiller

@@ -22,7 +22,7 @@ from tests.helpers.table_engines import (
 )
 
 from paceline.core.types import SamplingParams
-from paceline.drafters.statistics.recycling import Recycling
+from paceline.drafters.recycling import Recycling
 from paceline.models.text import Tokenizer
 
 

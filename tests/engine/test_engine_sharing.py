@@ -18,7 +18,7 @@ from tests.helpers.table_engines import (
     make,
 )
 
-from paceline.drafters.statistics.recycling import Recycling
+from paceline.drafters.recycling import Recycling
 from paceline.engine.engine import Completion
 
 

@@ -10,7 +10,7 @@ from tests.helpers.table_engines import TOKENIZER  # noqa: E402
 from tests.helpers.tiny_model import named_tensors, tiny_config  # noqa: E402
 
 from paceline.core.types import SamplingParams  # noqa: E402
-from paceline.drafters.statistics.recycling import Recycling  # noqa: E402
+from paceline.drafters.recycling import Recycling  # noqa: E402
 from paceline.engine.engine import Engine  # noqa: E402
 from paceline.engine.loop import AutoregressiveDecoder  # noqa: E402
 from paceline.engine.stopping import StopRules  # noqa: E402

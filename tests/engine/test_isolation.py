@@ -15,7 +15,7 @@ from tests.helpers.words import Words, WordState
 from paceline.core.types import LogitArray, Needs, SamplingParams
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.statistics.recycling import Recycling
+from paceline.drafters.recycling import Recycling
 from paceline.engine.engine import Completion, Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tests.helpers import tiny_model
 
-from paceline.measure.fingerprint import RandomWeights
+from paceline.lab.measure.fingerprint import RandomWeights
 from paceline.models.config import ModelConfig
 from paceline.models.families import hf_config
 from paceline.models.families.qwen3_5 import QWEN3_5

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paceline.training.run import TrainingRun
+from paceline.lab.training.run import TrainingRun
 
 
 def goes_on_bit_for_bit(task: type[Any], recipe: Any, place: Path) -> None:
@@ -21,7 +21,7 @@ import os, signal
 from pathlib import Path
 from {kind.__module__} import {kind.__name__}
 from {task.__module__} import {task.__name__}
-from paceline.training.run import TrainingRun
+from paceline.lab.training.run import TrainingRun
 run = TrainingRun({task.__name__}({recipe!r}), Path({str(place)!r}))
 for report in run.run():
     if report.step == 5:

@@ -12,12 +12,12 @@ from paceline.core.target import Output, Rows
 from paceline.core.types import LogitArray, SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.ngram.prompt_lookup import PromptLookup
-from paceline.drafters.statistics.recycling import Recycling
+from paceline.drafters.recycling import Recycling
 from paceline.engine.engine import Completion, Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import OutOfMemory
+from paceline.methods.prompt_lookup import PromptLookup
 from paceline.models.text import Tokenizer
 from paceline.policy.controller import Fixed
 from paceline.proof.cases import FunctionDrafter, likely_chain

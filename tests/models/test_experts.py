@@ -14,7 +14,7 @@ from paceline.core.target import Rows
 from paceline.core.tree import chain
 from paceline.core.types import ROOT, TokenTree
 from paceline.errors import ModelError
-from paceline.measure.fingerprint import RandomWeights, TinyModel
+from paceline.lab.measure.fingerprint import RandomWeights, TinyModel
 from paceline.models.config import ModelConfig
 from paceline.models.families import gguf_config, hf_config
 from paceline.models.ops import Experts
@@ -164,7 +164,7 @@ def test_models_without_experts_have_no_routes() -> None:
     ],
 )
 def test_configs_that_are_wrong_are_named(changes: dict[str, Any], message: str) -> None:
-    from paceline.measure import fingerprint
+    from paceline.lab.measure import fingerprint
 
     whole = {**fingerprint._CONFIG, "model_type": "qwen3_moe", **fingerprint._ADDED["qwen3_moe"]}
     assert hf_config(whole).experts == Experts(6, 2, True)

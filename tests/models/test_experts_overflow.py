@@ -22,7 +22,7 @@ from paceline.engine.engine import Completion, Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import BadLogits, PacelineError
-from paceline.measure.fingerprint import TinyModel
+from paceline.lab.measure.fingerprint import TinyModel
 from paceline.policy.controller import Fixed
 from paceline.proof.cases import FunctionDrafter
 from paceline.runtimes.cpu.target import CpuTarget

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core import processor
-from paceline.measure.fingerprint import CASES, fingerprint, fingerprints
+from paceline.lab.measure.fingerprint import CASES, fingerprint, fingerprints
 from paceline.models.source import resolve
 from paceline.native import build, library
 from paceline.runtimes.cpu.target import CpuTarget
@@ -23,7 +23,7 @@ SCRIPT = """
 import json
 from paceline.native import build, library
 {before}
-from paceline.measure.fingerprint import fingerprints
+from paceline.lab.measure.fingerprint import fingerprints
 print(json.dumps([library.found()[0], fingerprints()]))
 """
 

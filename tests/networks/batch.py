@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from paceline.training.batches import Batch
+from paceline.lab.training.batches import Batch
 
 
 def batch_of(

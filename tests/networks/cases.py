@@ -9,25 +9,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from paceline.lab.training.module import DraftModule
+from paceline.methods.layers.imitation import Imitation
+from paceline.methods.networks.block_parallel import BlockParallel
+from paceline.methods.networks.chimera import Chimera
+from paceline.methods.networks.clover import Clover
+from paceline.methods.networks.ctc import CTC
+from paceline.methods.networks.draft_lm import DraftLM
+from paceline.methods.networks.eagle import Eagle
+from paceline.methods.networks.falcon import Falcon
+from paceline.methods.networks.hidden_transfer import HiddenTransfer
+from paceline.methods.networks.hydra import Hydra
+from paceline.methods.networks.kangaroo import Kangaroo
+from paceline.methods.networks.longspec import LongSpec
+from paceline.methods.networks.medusa import Medusa
+from paceline.methods.networks.s2d import S2D
+from paceline.methods.networks.specformer import SpecFormer
 from paceline.networks.base import Geometry, Network
-from paceline.networks.block_parallel import BlockParallel
 from paceline.networks.blocks import stack_shapes
-from paceline.networks.draft_lm import DraftLM
-from paceline.networks.eagle import Eagle
 from paceline.networks.eagle3 import Eagle3
-from paceline.networks.hydra import Hydra
-from paceline.networks.kangaroo import Kangaroo
-from paceline.networks.medusa import Medusa
-from paceline.training.module import DraftModule
-from paceline.zoo.layers.imitation import Imitation
-from paceline.zoo.networks.chimera import Chimera
-from paceline.zoo.networks.clover import Clover
-from paceline.zoo.networks.ctc import CTC
-from paceline.zoo.networks.falcon import Falcon
-from paceline.zoo.networks.hidden_transfer import HiddenTransfer
-from paceline.zoo.networks.longspec import LongSpec
-from paceline.zoo.networks.s2d import S2D
-from paceline.zoo.networks.specformer import SpecFormer
 
 GEOMETRY = Geometry(
     width=32,

@@ -10,6 +10,7 @@ import numpy as np
 from tests.networks.cases import GEOMETRY, NETWORKS, module
 from tests.networks.reference import DraftOps, ReferenceRunner
 
+from paceline.lab.training.module import DraftModule
 from paceline.models.weights import Stored
 from paceline.native.packed import Packed
 from paceline.networks.base import FUSED
@@ -18,7 +19,6 @@ from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.cpu.networks.runner import CpuRunner
 from paceline.runtimes.kv_cache import BlockPool
-from paceline.training.module import DraftModule
 
 RUNTIMES = ("cpu", "torch")
 

@@ -9,10 +9,10 @@ from tests.networks.cases import DRAFT_VOCABULARY, GEOMETRY, NETWORKS, module, t
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
+from paceline.lab.training.losses import find_loss
+from paceline.lab.training.module import Drafts
+from paceline.lab.training.objective import feature_loss, network_loss, total_loss
 from paceline.networks.base import Network
-from paceline.training.losses import find_loss
-from paceline.training.module import Drafts
-from paceline.training.objective import feature_loss, network_loss, total_loss
 
 TIME, DEPTH, WIDTH = 7, 3, GEOMETRY.width
 LENGTHS, PROMPTS = [7, 5], [3, 1]

@@ -10,9 +10,9 @@ import torch
 from tests.networks.batch import batch_of
 from tests.networks.cases import DRAFT_VOCABULARY, EVERY, GEOMETRY, module, texts
 
-from paceline.training.losses import find_loss
-from paceline.training.objective import argmax_tokens, network_loss
-from paceline.zoo.networks.ctc import CTC
+from paceline.lab.training.losses import find_loss
+from paceline.lab.training.objective import argmax_tokens, network_loss
+from paceline.methods.networks.ctc import CTC
 
 TIME, STEPS = DRAFT_VOCABULARY, 40
 BLIND = ("medusa", "specformer", "hidden-transfer")

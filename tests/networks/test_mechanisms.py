@@ -12,24 +12,24 @@ import torch
 from tests.networks.cases import GEOMETRY, module, texts
 from torch import Tensor
 
+from paceline.lab.training.module import DraftModule
+from paceline.methods.networks.block_parallel import BlockParallel
+from paceline.methods.networks.chimera import Chimera
+from paceline.methods.networks.clover import Clover
+from paceline.methods.networks.ctc import CTC
+from paceline.methods.networks.draft_lm import DraftLM
+from paceline.methods.networks.eagle import Eagle
+from paceline.methods.networks.falcon import Falcon
+from paceline.methods.networks.hydra import Hydra
+from paceline.methods.networks.kangaroo import Kangaroo
+from paceline.methods.networks.medusa import Medusa
+from paceline.methods.networks.specformer import SpecFormer
 from paceline.models.families.base import add_feed_forward
 from paceline.models.ops import Heads, Ops, Rows, Sight
 from paceline.networks.base import Network
-from paceline.networks.block_parallel import BlockParallel
 from paceline.networks.blocks import last_hidden, layer_names, lstm, slots_behind, stack
-from paceline.networks.draft_lm import DraftLM
-from paceline.networks.eagle import Eagle
 from paceline.networks.eagle3 import Eagle3
-from paceline.networks.hydra import Hydra
-from paceline.networks.kangaroo import Kangaroo
-from paceline.networks.medusa import Medusa
 from paceline.networks.torch_ops import NetworkTensors, TextAttention, TorchOps
-from paceline.training.module import DraftModule
-from paceline.zoo.networks.chimera import Chimera
-from paceline.zoo.networks.clover import Clover
-from paceline.zoo.networks.ctc import CTC
-from paceline.zoo.networks.falcon import Falcon
-from paceline.zoo.networks.specformer import SpecFormer
 
 TIME, AT, WIDTH = 9, 4, GEOMETRY.width
 ROOT = AT + 1

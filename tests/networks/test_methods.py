@@ -7,7 +7,7 @@ import torch
 from tests.networks.cases import GEOMETRY, NETWORKS, module, texts
 
 from paceline.errors import InvalidOption
-from paceline.zoo.networks.s2d import S2D
+from paceline.methods.networks.s2d import S2D
 
 TIME, AT = 9, 4
 

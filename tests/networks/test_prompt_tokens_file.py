@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from paceline.errors import InvalidOption
-from paceline.zoo.ppd.prompt_tokens import PromptTokens, load_prompt_tokens, save_prompt_tokens
+from paceline.methods.ppd.prompt_tokens import PromptTokens, load_prompt_tokens, save_prompt_tokens
 
 ROWS = np.arange(12, dtype=np.float32).reshape(2, 6)
 GOOD = PromptTokens(ROWS, np.array([[0.5, 0.2], [0.3, 0.1]]), {"model": "0123", "command": "x"})

@@ -13,8 +13,8 @@ from tests.networks.cases import (
 )
 from tests.networks.runners import IDS, RUNTIMES, Reference, ready
 
+from paceline.methods.networks.ctc import collapse
 from paceline.networks.runner import Branch, ContextUpdate
-from paceline.zoo.networks.ctc import collapse
 
 GROWTH = ((5, 1, 3), (1, 2, 1), (2, 1, 4))
 """Rows that each of three sequences gains, draft by draft."""

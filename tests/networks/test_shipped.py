@@ -15,6 +15,7 @@ from tests.networks.runners import trained_of
 from paceline.cli.app import run
 from paceline.cli.methods import shipped_lines
 from paceline.errors import InvalidOption
+from paceline.methods.ppd.prompt_tokens import PromptTokens, save_prompt_tokens
 from paceline.networks.weights import (
     load_network,
     read_card,
@@ -22,7 +23,6 @@ from paceline.networks.weights import (
     save_network,
     shipped_cards,
 )
-from paceline.zoo.ppd.prompt_tokens import PromptTokens, save_prompt_tokens
 
 SAYS = {
     "model": "0123",

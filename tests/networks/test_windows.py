@@ -13,10 +13,10 @@ from tests.networks.cases import GEOMETRY, context_rows, module, texts
 from tests.networks.runners import IDS, Reference, cpu_runner, runner
 
 from paceline.errors import InvalidOption
-from paceline.networks.kangaroo import Kangaroo
+from paceline.methods.networks.kangaroo import Kangaroo
+from paceline.methods.networks.longspec import LongSpec
 from paceline.networks.runner import ContextUpdate
 from paceline.networks.weights import Trained
-from paceline.zoo.networks.longspec import LongSpec
 
 
 @pytest.mark.parametrize("reach", [3, 40])

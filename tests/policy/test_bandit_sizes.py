@@ -18,9 +18,9 @@ from tests.policy.environment import (
 
 from paceline.core.types import Budget, Speculation
 from paceline.errors import InvalidOption
+from paceline.methods.bandit import Bandit
 from paceline.policy.controller import ControllerContext
 from paceline.policy.cost import CostModel
-from paceline.zoo.bandit import Bandit
 
 SWITCHING = Machine(slope=0.05, switch=0.2)
 

@@ -15,11 +15,14 @@ from tests.helpers.tiny_model import CHAT_TEMPLATE, tiny_tokenizer
 from paceline.core import tree as trees
 from paceline.core.types import UNLIMITED, Budget, LogitArray, Speculation, TokenTree
 from paceline.drafters.base import Drafter
-from paceline.drafters.statistics.recycling import Recycling
+from paceline.drafters.recycling import Recycling
 from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption
+from paceline.methods.adaptive import Adaptive
+from paceline.methods.bandit import Bandit
+from paceline.methods.confidence import Confidence
 from paceline.models.text import Tokenizer
 from paceline.policy.controller import Controller, Fixed
 from paceline.policy.cost import CostModel
@@ -27,9 +30,6 @@ from paceline.policy.cost_model import CostModelController
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
-from paceline.zoo.adaptive import Adaptive
-from paceline.zoo.bandit import Bandit
-from paceline.zoo.confidence import Confidence
 
 VOCABULARY = 320
 MODEL = TabularModel(VOCABULARY, 1, seed=7, sharpness=2.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.audit.engine import CallableEngine, SeededRequest
 from paceline.core import tree as trees
 from paceline.core.types import Budget, SamplingParams, TokenTree
+from paceline.lab.audit.engine import CallableEngine, SeededRequest
 from paceline.proof.cases import Propose
 from paceline.proof.compare import one_round
 from paceline.proof.tabular import DistributionOf, TabularModel, processed

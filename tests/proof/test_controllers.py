@@ -31,6 +31,9 @@ from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.combine.bandit import Choose
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
+from paceline.methods.adaptive import Adaptive
+from paceline.methods.bandit import Bandit
+from paceline.methods.confidence import Confidence
 from paceline.policy.controller import Controller, Fixed
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_model import CostModelController
@@ -48,9 +51,6 @@ from paceline.verifiers.block import Block
 from paceline.verifiers.matching import Coupled, SampleMatch
 from paceline.verifiers.recursive import RecursiveDistinct
 from paceline.verifiers.rejection import Rejection
-from paceline.zoo.adaptive import Adaptive
-from paceline.zoo.bandit import Bandit
-from paceline.zoo.confidence import Confidence
 
 EXACT = 1e-12
 PROMPT = (0,)

@@ -339,7 +339,7 @@ def test_lossy_rules_lose_nothing_at_their_limit(name: str) -> None:
 
 def test_a_limit_that_is_none_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, limit in (("relaxed", Limit({"ratio": 2.0}, False)), ("top_gap", Limit({"beta": 3}))):
-        monkeypatch.setattr(f"paceline.zoo.proof.{name.upper()}", Proof(limit=limit))
+        monkeypatch.setattr(f"paceline.methods.proof.{name.upper()}", Proof(limit=limit))
         assert lossy(registry.find("verifier", name.replace("_", "-"))).exact is False
     assert not run("relaxed").passed
 

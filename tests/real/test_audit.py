@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.real.conftest import load
 
-from paceline.audit.checks import AuditExtent
-from paceline.audit.named import PacelineEngine
-from paceline.audit.outside import run
+from paceline.lab.audit.checks import AuditExtent
+from paceline.lab.audit.named import PacelineEngine
+from paceline.lab.audit.outside import run
 
 pytestmark = pytest.mark.real
 

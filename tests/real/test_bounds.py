@@ -7,7 +7,7 @@ from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
 from paceline.core.types import SamplingParams
-from paceline.measure import acceptance as verifier_acceptance
+from paceline.lab.measure import acceptance as verifier_acceptance
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.registry.loading import load_draft
 

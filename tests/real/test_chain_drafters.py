@@ -8,10 +8,10 @@ from tests.real.prompts import PROMPTS
 
 from paceline import Completion
 from paceline.core.target import RuntimeOptions
-from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.drafters.resources import Loaded
+from paceline.methods.cascade import Cascade, Level
+from paceline.methods.prompt_lookup import PromptLookup
 from paceline.registry.loading import load_model, make_engine
-from paceline.zoo.cascade import Cascade, Level
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

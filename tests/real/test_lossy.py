@@ -11,10 +11,10 @@ from tests.real.prompts import PROMPTS
 
 from paceline.cli.output import summary
 from paceline.drafters.resources import Loaded
-from paceline.measure.report import remarks, rows
-from paceline.measure.run import Record, Run
+from paceline.lab.measure.report import remarks, rows
+from paceline.lab.measure.run import Record, Run
+from paceline.methods.heads.verifiers import LinearHead, save_head
 from paceline.registry.loading import make_engine
-from paceline.zoo.heads.verifiers import LinearHead, save_head
 
 pytestmark = pytest.mark.real
 

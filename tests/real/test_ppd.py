@@ -10,8 +10,8 @@ from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
 from paceline.errors import RuntimeUnavailable
+from paceline.methods.ppd.prompt_tokens import PromptTokens, save_prompt_tokens
 from paceline.registry.loading import make_engine
-from paceline.zoo.ppd.prompt_tokens import PromptTokens, save_prompt_tokens
 
 pytestmark = pytest.mark.real
 

@@ -11,8 +11,8 @@ from tests.real.prompts import PROMPTS
 from paceline.core.target import Output, Target
 from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.recycling import Recycling
 from paceline.drafters.resources import Loaded
-from paceline.drafters.statistics.recycling import Recycling
 from paceline.registry.loading import load_model, make_engine
 from paceline.sampling.sequence import Sequence
 from paceline.trees.base import TreeExpansion

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.real.conftest import load
 
+from paceline.methods.first_finish import first_finish
+from paceline.methods.superposed import suggest
 from paceline.registry.loading import load_model, make_engine
-from paceline.zoo.first_finish import first_finish
-from paceline.zoo.superposed import suggest
 
 pytestmark = pytest.mark.real
 

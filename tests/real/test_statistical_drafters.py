@@ -11,21 +11,21 @@ from tests.real.prompts import PROMPTS
 
 from paceline.core.types import SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
-from paceline.drafters.ngram.forced import Forced, Template
-from paceline.drafters.ngram.lookahead import Lookahead
 from paceline.drafters.resources import Loaded
-from paceline.drafters.statistics.aded import Aded
-from paceline.drafters.statistics.stand import Stand
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
+from paceline.methods.cacheback import Cacheback
+from paceline.methods.forced import Forced, Template
+from paceline.methods.lookahead import Lookahead
+from paceline.methods.statistics.aded import Aded
+from paceline.methods.statistics.stand import Stand
+from paceline.methods.suffix_tree import SuffixTrees
+from paceline.methods.trigram_search import TrigramSearch
 from paceline.policy.controller import Fixed
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.matching import Coupled
 from paceline.verifiers.recursive import RecursiveDistinct
-from paceline.zoo.cacheback import Cacheback
-from paceline.zoo.suffix_tree import SuffixTrees
-from paceline.zoo.trigram_search import TrigramSearch
 
 pytestmark = pytest.mark.real
 

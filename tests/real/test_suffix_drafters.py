@@ -11,7 +11,7 @@ from tests.real.prompts import PROMPTS
 
 from paceline import Completion
 from paceline.drafters.resources import Loaded
-from paceline.drafters.suffix.datastore import build
+from paceline.methods.datastore.drafter import build
 from paceline.registry.loading import make_engine
 
 pytestmark = pytest.mark.real

@@ -12,12 +12,12 @@ from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
 from paceline.core.types import SamplingParams
-from paceline.measure.prompts import BenchPrompt
+from paceline.lab.measure.prompts import BenchPrompt
+from paceline.lab.tuning.search import Search
+from paceline.lab.tuning.space import ModelTrack, Space
+from paceline.lab.tuning.tuner import Tuner
 from paceline.registry import tuned_choice as tuned
 from paceline.registry.loading import make_engine
-from paceline.tuning.search import Search
-from paceline.tuning.space import ModelTrack, Space
-from paceline.tuning.tuner import Tuner
 
 pytestmark = pytest.mark.real
 

@@ -8,8 +8,8 @@ from tests.helpers.drafter_context import context as drafter_context
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.bandit import Choose
 from paceline.drafters.combine.merged import Merged
-from paceline.drafters.ngram.lookahead import Lookahead
 from paceline.errors import InvalidOption
+from paceline.methods.lookahead import Lookahead
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.registry import table as registry
 from paceline.registry.assembly import make_drafter

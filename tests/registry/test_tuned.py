@@ -14,8 +14,8 @@ from tests.cli import fakes
 
 from paceline.core.types import Budget, SamplingParams, Speculation
 from paceline.drafters.base import NoDrafter
+from paceline.drafters.recycling import Recycling
 from paceline.drafters.resources import Loaded
-from paceline.drafters.statistics.recycling import Recycling
 from paceline.errors import InvalidOption, ModelError
 from paceline.policy.controller import Fixed
 from paceline.policy.cost_model import CostModelController

@@ -18,11 +18,11 @@ from paceline.core.target import Rows, RuntimeOptions, Target
 from paceline.core.types import BoolArray, IntArray, SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.ngram.prompt_lookup import PromptLookup
-from paceline.drafters.statistics.recycling import Recycling
+from paceline.drafters.recycling import Recycling
 from paceline.engine.engine import Completion
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
+from paceline.methods.prompt_lookup import PromptLookup
 from paceline.models.source import DirectorySource
 from paceline.policy.controller import Fixed
 from paceline.registry.loading import load_model, make_engine

@@ -12,7 +12,7 @@ import pytest
 from paceline.core.target import Rows
 from paceline.core.types import ROOT, TokenTree
 from paceline.errors import InvalidOption, OutOfMemory
-from paceline.measure.fingerprint import RandomWeights, TinyModel
+from paceline.lab.measure.fingerprint import RandomWeights, TinyModel
 from paceline.models.ops import DeltaRule
 from paceline.runtimes import states
 from paceline.runtimes.cpu.target import CpuTarget

@@ -16,7 +16,7 @@ from tests.runtimes import tiny_cpu
 from paceline.core.target import Rows, RuntimeOptions
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
-from paceline.measure.fingerprint import CASES, RandomWeights, TinyModel, fingerprint
+from paceline.lab.measure.fingerprint import CASES, RandomWeights, TinyModel, fingerprint
 from paceline.models.families import FAMILIES
 from paceline.models.source import resolve
 from paceline.registry.loading import load_model, make_engine

@@ -34,12 +34,12 @@ from tests.helpers.serving import Json, events, served
 from paceline.core.types import LogitArray, SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.ngram.prompt_lookup import PromptLookup
-from paceline.drafters.statistics.recycling import Recycling
+from paceline.drafters.recycling import Recycling
 from paceline.engine.engine import Completion, Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
-from paceline.measure import results
+from paceline.lab.measure import results
+from paceline.methods.prompt_lookup import PromptLookup
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.serving import app, server

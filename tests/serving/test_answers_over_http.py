@@ -18,8 +18,8 @@ from tests.helpers import table_engines as engines
 from tests.helpers.serving import CHAT, TEXT, Client, Json, run
 
 from paceline.core.types import SamplingParams
-from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.engine.engine import Engine
+from paceline.methods.prompt_lookup import PromptLookup
 from paceline.models.text import Tokenizer
 from paceline.serving.model import TokenTexts
 

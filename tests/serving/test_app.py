@@ -21,8 +21,8 @@ from tests.helpers.serve_tables import Slow
 from tests.helpers.serving import CHAT, TEXT, Client, Json, events, run, serving
 
 from paceline.core.types import SamplingParams
-from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.errors import PacelineError
+from paceline.methods.prompt_lookup import PromptLookup
 from paceline.serving import http
 from paceline.serving.app import Service
 from paceline.serving.settings import Settings

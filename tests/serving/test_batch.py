@@ -21,9 +21,9 @@ from tests.helpers import table_engines as engines
 from tests.helpers.serving import CHAT, TEXT, served
 
 from paceline.core import cache
-from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.engine.engine import Engine, Event
 from paceline.errors import EngineFailed, InvalidOption
+from paceline.methods.prompt_lookup import PromptLookup
 from paceline.serving.batch import BatchRun, open_output, read_lines
 
 Json = dict[str, Any]

@@ -21,7 +21,7 @@ from tests.helpers import table_engines as engines
 from tests.helpers.browser import Page
 from tests.helpers.serving import CHAT, TEXT, Json, run, served
 
-from paceline.drafters.ngram.prompt_lookup import PromptLookup
+from paceline.methods.prompt_lookup import PromptLookup
 from paceline.serving.app import Service
 from paceline.serving.settings import Settings
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.core.types import ProbArray
-from paceline.policy.cost import CostModel
-from paceline.trees.shapes import chances, from_rank_accuracies
-from paceline.zoo.ppd.tree import (
+from paceline.methods.ppd.tree import (
     SparseTree,
     StateTree,
     allot,
@@ -19,6 +17,8 @@ from paceline.zoo.ppd.tree import (
     sparse_tree,
     stationary,
 )
+from paceline.policy.cost import CostModel
+from paceline.trees.shapes import chances, from_rank_accuracies
 
 ACCURACIES = np.array([[0.40, 0.15, 0.08, 0.04], [0.25, 0.10, 0.05, 0.02], [0.15, 0.08, 0.02, 0.0]])
 

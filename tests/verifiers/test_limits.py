@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.methods.heads.test_heads import head_file
 from tests.verifiers.lossy_runs import (
     DRAFTERS,
     HIDDEN,
@@ -16,18 +17,17 @@ from tests.verifiers.lossy_runs import (
     run,
     text,
 )
-from tests.zoo.heads.test_heads import head_file
 
 from paceline.core.types import Budget, SamplingParams
+from paceline.methods.fly import Fly
+from paceline.methods.heads.verifiers import Judge, Pivot
+from paceline.methods.reflective import Reflective
+from paceline.methods.relaxed import Relaxed
+from paceline.methods.relaxed_acceptance import RelaxedAcceptance, Round
+from paceline.methods.top_gap import TopGap
+from paceline.methods.typical import Typical
 from paceline.registry import table as registry
 from paceline.verifiers.base import Verifier
-from paceline.zoo.fly import Fly
-from paceline.zoo.heads.verifiers import Judge, Pivot
-from paceline.zoo.reflective import Reflective
-from paceline.zoo.relaxed import Relaxed
-from paceline.zoo.relaxed_acceptance import RelaxedAcceptance, Round
-from paceline.zoo.top_gap import TopGap
-from paceline.zoo.typical import Typical
 
 
 class PardonsAll(RelaxedAcceptance):

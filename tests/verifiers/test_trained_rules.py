@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.methods.heads.test_heads import head_file
 from tests.verifiers.lossy_runs import (
     DRAFTERS,
     HIDDEN,
@@ -18,10 +19,9 @@ from tests.verifiers.lossy_runs import (
     requests,
     run,
 )
-from tests.zoo.heads.test_heads import head_file
 
 from paceline.core.types import Distribution, SamplingParams
-from paceline.zoo.heads.verifiers import Judge, Pivot, features, load_head
+from paceline.methods.heads.verifiers import Judge, Pivot, features, load_head
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.types import Budget, SamplingParams
-from paceline.drafters.suffix.suffix_decoding import SuffixDecoding
+from paceline.methods.suffix_decoding import SuffixDecoding
 from paceline.sampling.sequence import Sequence
 
 

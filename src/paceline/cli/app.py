@@ -52,7 +52,6 @@ _COMMANDS = {
     "bounds": "paceline.cli.bounds:bounds",
     "doctor": "paceline.cli.doctor:doctor",
     "export": "paceline.cli.export:export",
-    "index": "paceline.cli.index:index",
     "methods": "paceline.cli.methods:methods",
     "pull": "paceline.cli.pull:pull",
     "bench": "paceline.cli.bench:bench",

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.audit.checks import AuditExtent
 from paceline.cli import options as o
 from paceline.cli.output import print_json, progress_bar
 from paceline.cli.output import report as tell
 from paceline.core.options import within
 from paceline.core.processor import cores
 from paceline.errors import InvalidOption
+from paceline.lab.audit.checks import AuditExtent
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -102,8 +102,8 @@ def outside(
     as_json: o.AsJson = False,
 ) -> None:
     """Compare an engine with itself, speculation on and off; exit code 1 if they differ."""
-    from paceline.audit.outside import run
-    from paceline.audit.report import plain_report
+    from paceline.lab.audit.outside import run
+    from paceline.lab.audit.report import plain_report
 
     plan = AuditExtent(
         prompts=prompts,

@@ -13,13 +13,13 @@ from paceline.cli.output import Interrupt, end, interruptible, print_json, progr
 from paceline.core.expressions import split_lists
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PromptError
-from paceline.measure.prompts import BUILT_IN, NOISE_TEXT, digest, read_prompts, spread
+from paceline.lab.measure.prompts import BUILT_IN, NOISE_TEXT, digest, read_prompts, spread
 from paceline.registry.options import Options
 from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.engine.engine import Engine
-    from paceline.measure.run import Record, Workload
+    from paceline.lab.measure.run import Record, Workload
 
 
 # Capabilities among the settings of a bench.
@@ -99,11 +99,11 @@ def bench(
         raise InvalidOption(f"--out {out} is a file: give a directory")
 
     from paceline.engine.memory import keep_apart
-    from paceline.measure import report
-    from paceline.measure.doctor import fidelity_to_fp32, noise_floor
-    from paceline.measure.machine import machine
-    from paceline.measure.page import HINT, can_plot
-    from paceline.measure.run import read_alike, warm_up
+    from paceline.lab.measure import report
+    from paceline.lab.measure.doctor import fidelity_to_fp32, noise_floor
+    from paceline.lab.measure.machine import machine
+    from paceline.lab.measure.page import HINT, can_plot
+    from paceline.lab.measure.run import read_alike, warm_up
     from paceline.registry import loading
 
     loaded = loading.load_model(asked)
@@ -180,7 +180,7 @@ def bench(
 def _workload(
     workload: str, prompts: Path | None, limit: int | None, turns: str, batch: int
 ) -> Workload:
-    from paceline.measure.agent import TASKS, AgentLoop, Dialogues
+    from paceline.lab.measure.agent import TASKS, AgentLoop, Dialogues
 
     if turns not in ("first", "all"):
         raise InvalidOption(f"--turns {turns!r} is unknown: use first or all")
@@ -202,7 +202,7 @@ def _run(
     records: Mapping[int, Record],
     interrupt: Interrupt,
 ) -> Iterator[list[Record]]:
-    from paceline.measure.run import run
+    from paceline.lab.measure.run import run
 
     done = frozenset(records)
     left = sum(not done.issuperset(group) for group in work.groups)

@@ -28,7 +28,7 @@ def batches(
     The benches are alike but for --batch, of which three are needed. Intervals are 90%, by
     bootstrap of the residuals. No law is meant beyond its points.
     """
-    from paceline.measure import batch_law, results
+    from paceline.lab.measure import batch_law, results
 
     read = batch_law.read(benches)
     found = batch_law.laws(read)

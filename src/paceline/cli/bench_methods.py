@@ -49,10 +49,10 @@ def methods(
     failed, or if a text differs from plain decoding that must not.
     """
     o.check_at_least_one(batch=batch, limit=limit, max_new_tokens=max_new_tokens)
-    from paceline.measure import methods as bench
-    from paceline.measure import results
-    from paceline.measure.kept import Kept
-    from paceline.measure.machine import machine
+    from paceline.lab.measure import methods as bench
+    from paceline.lab.measure import results
+    from paceline.lab.measure.kept import Kept
+    from paceline.lab.measure.machine import machine
     from paceline.registry import loading
 
     lines = bench.chosen(_words(only), _words(skip), given or [])

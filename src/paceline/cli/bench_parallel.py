@@ -51,11 +51,11 @@ def parallel(
     --out the same command goes on, and results.json, results.md and report.html tell the outcome.
     """
     o.check_at_least_one(seeds=seeds, cases=cases, room=room)
-    from paceline.measure import parallel as bench
-    from paceline.measure.kept import Kept
-    from paceline.measure.machine import machine
-    from paceline.measure.parallel_page import page, results_page
-    from paceline.measure.parallel_tasks import TASKS, find_task
+    from paceline.lab.measure import parallel as bench
+    from paceline.lab.measure.kept import Kept
+    from paceline.lab.measure.machine import machine
+    from paceline.lab.measure.parallel_page import page, results_page
+    from paceline.lab.measure.parallel_tasks import TASKS, find_task
     from paceline.registry import loading
 
     names = list(TASKS) if tasks is None else [each.strip() for each in tasks.split(",")]

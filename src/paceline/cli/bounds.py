@@ -11,7 +11,7 @@ from paceline.cli import options as o
 from paceline.cli.output import remark, report
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
-from paceline.measure.prompts import BUILT_IN, read_prompts, spread
+from paceline.lab.measure.prompts import BUILT_IN, read_prompts, spread
 from paceline.registry.options import Options
 from paceline.version import __version__
 
@@ -66,7 +66,7 @@ def bounds(
     if kind == "layers" and not which.isdecimal():
         raise InvalidOption(f"--draft {draft}: say how many layers, as in layers:28")
 
-    from paceline.measure import acceptance
+    from paceline.lab.measure import acceptance
     from paceline.registry import loading
 
     loaded = loading.load_model(asked)

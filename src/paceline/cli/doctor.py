@@ -60,7 +60,7 @@ def doctor(
         raise InvalidOption("--fingerprint is of runtime cpu, and stands without --profile")
 
     from paceline.core.cache import cache_dir
-    from paceline.measure.machine import machine
+    from paceline.lab.measure.machine import machine
 
     directory = cache_dir()
     report: dict[str, Any] = {
@@ -93,8 +93,8 @@ def doctor(
 
 
 def _measure(asked: Options) -> dict[str, Any]:
-    from paceline.measure.doctor import noise_floor
-    from paceline.measure.prompts import NOISE_TEXT
+    from paceline.lab.measure.doctor import noise_floor
+    from paceline.lab.measure.prompts import NOISE_TEXT
     from paceline.registry import loading
 
     begin = perf_counter()
@@ -109,7 +109,7 @@ def _measure(asked: Options) -> dict[str, Any]:
 
 
 def _profile(asked: Options, drafter: str, rows: int) -> dict[str, Any]:
-    from paceline.measure.doctor import profile, repetitive
+    from paceline.lab.measure.doctor import profile, repetitive
     from paceline.registry import loading
 
     begin = perf_counter()
@@ -142,7 +142,7 @@ def _native() -> dict[str, Any]:
 
 
 def _fingerprint(asked: Options | None) -> dict[str, Any]:
-    from paceline.measure import fingerprint
+    from paceline.lab.measure import fingerprint
     from paceline.models.source import resolve
     from paceline.runtimes.cpu.target import CpuTarget
 
@@ -194,7 +194,7 @@ def _model(loaded: Loaded) -> dict[str, Any]:
 
 
 def _fidelity(loaded: Loaded, model: str) -> dict[str, Any] | None:
-    from paceline.measure.doctor import fidelity_to_fp32
+    from paceline.lab.measure.doctor import fidelity_to_fp32
 
     try:
         return fidelity_to_fp32(loaded, model)
@@ -248,7 +248,7 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
             text = "0 (bit-exact)" if value == 0 else f"{value:.2g}"
             found.append((f"noise, {kind}", f"{text}, largest logit difference"))
         if report["fidelity"]:
-            from paceline.measure.report import fidelity_text
+            from paceline.lab.measure.report import fidelity_text
 
             figures, cache = report["fidelity"], model["kv_precision"]
             cache = "" if cache in (None, "fp32") else f", {cache} cache,"

@@ -31,8 +31,8 @@ def export(
     if to != "vllm":
         raise InvalidOption(f"--to {to} is unknown: use vllm")
 
-    from paceline.export.layout import check_folder, write_layout
-    from paceline.export.vllm import vllm_layout
+    from paceline.lab.export.layout import check_folder, write_layout
+    from paceline.lab.export.vllm import vllm_layout
 
     check_folder(out, force)
     layout = vllm_layout(drafter, model)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from paceline.measure.machine import dumps
+from paceline.lab.measure.machine import dumps
 
 if TYPE_CHECKING:
     from rich.progress import Progress

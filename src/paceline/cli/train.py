@@ -13,11 +13,11 @@ from paceline.errors import InvalidOption
 from paceline.registry.options import Options
 
 if TYPE_CHECKING:
+    from paceline.lab.training.card import TaughtTask
+    from paceline.lab.training.data import Text
+    from paceline.lab.training.recipe import Recipe
+    from paceline.lab.training.run import TrainingRun, TrainingTask
     from paceline.runtimes.torch.model import TorchModel
-    from paceline.training.card import TaughtTask
-    from paceline.training.data import Text
-    from paceline.training.recipe import Recipe
-    from paceline.training.run import TrainingRun, TrainingTask
 
 Tasked = TypeVar("Tasked", bound="TrainingTask[Any, Any]")
 
@@ -43,7 +43,7 @@ def train(
         InvalidOption: a file cannot be written, the loss is not finite, or other settings began.
         ModelError: the checkpoint is damaged.
     """
-    from paceline.training.run import TrainingRun
+    from paceline.lab.training.run import TrainingRun
 
     checkpoint = out.with_name(f"{out.name.removesuffix('.safetensors')}.checkpoint")
     run = TrainingRun(task, checkpoint)
@@ -95,11 +95,11 @@ def train_beside(
     """
     import torch
 
+    from paceline.lab.training.card import Teacher, publish
+    from paceline.lab.training.setup import use_threads
     from paceline.models.source import resolve
     from paceline.runtimes.torch.model import TorchModel
     from paceline.runtimes.torch.target import torch_device
-    from paceline.training.card import Teacher, publish
-    from paceline.training.setup import use_threads
 
     use_threads(asked.threads)
     place, source = torch_device(asked.device or "cpu"), resolve(asked.model)

@@ -18,7 +18,7 @@ from paceline.registry.options import Options
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.training.data import Text
+    from paceline.lab.training.data import Text
 
 
 @o.spread_options
@@ -54,9 +54,8 @@ def data(
     within("--batch", batch, 1, 10**5)
     warmth = o.numbers("--temperatures", temperatures, float)
 
-    from paceline.registry import loading
-    from paceline.training.batches import FeatureRecorder, feature_source
-    from paceline.training.data import (
+    from paceline.lab.training.batches import FeatureRecorder, feature_source
+    from paceline.lab.training.data import (
         SHARD,
         DataPlan,
         Shards,
@@ -64,6 +63,7 @@ def data(
         read_texts,
         write_texts,
     )
+    from paceline.registry import loading
 
     given = read_texts(prompts) if prompts else []
     plan = DataPlan(given, self_written, tuple(warmth), new_tokens, seed=seed)
@@ -159,8 +159,8 @@ def corpus(
     """
     o.check_at_least_one(texts=texts, length=length)
 
+    from paceline.lab.training.data import SHARD, Shards, cut_corpus, read_corpus
     from paceline.models.source import resolve
-    from paceline.training.data import SHARD, Shards, cut_corpus, read_corpus
 
     source = resolve(model)
     tokenizer = source.tokenizer()

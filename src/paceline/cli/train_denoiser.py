@@ -11,7 +11,7 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.train import folder, train
 from paceline.errors import InvalidOption
-from paceline.training.recipe import DenoiserRecipe, TextDenoiserRecipe
+from paceline.lab.training.recipe import DenoiserRecipe, TextDenoiserRecipe
 
 _SIZES = ("steps", "batch", "width", "layers", "ffn", "matrix_rate", "vector_rate")
 _TASKS = ("certainty", "own", "corrupt")
@@ -48,7 +48,7 @@ def denoiser(
     the model's embedding, head and widths, and stands in a folder that names it.
     """
     o.check_at_least_one(threads=threads)
-    from paceline.training.setup import use_threads
+    from paceline.lab.training.setup import use_threads
 
     use_threads(threads)
     place = folder(out, f"denoiser-{kind}")
@@ -58,8 +58,8 @@ def denoiser(
         shared: Any = {name: getattr(recipe, name) for name in _SHARED}
         _text(place, data, model, start, replace(of_text, **shared), as_json)
         return
-    from paceline.training.denoisers.files import load_denoiser
-    from paceline.training.denoisers.task import DenoiserTask, publish
+    from paceline.lab.training.denoisers.files import load_denoiser
+    from paceline.lab.training.denoisers.task import DenoiserTask, publish
 
     named: Any = {"kind": kind}
     recipe, begin = replace(recipe, **named), {}
@@ -86,9 +86,9 @@ def _text(
     recipe: TextDenoiserRecipe,
     as_json: bool,
 ) -> None:
+    from paceline.lab.training.card import Teacher, publish
+    from paceline.lab.training.denoisers import text as training
     from paceline.models.source import resolve
-    from paceline.training.card import Teacher, publish
-    from paceline.training.denoisers import text as training
 
     source = resolve(model)
     teacher = Teacher.of([data], source)

@@ -11,11 +11,11 @@ from paceline.cli import options as o
 from paceline.cli.output import remark
 from paceline.cli.train import train
 from paceline.core.options import require
+from paceline.lab.training.recipe import DrafterRecipe
 from paceline.registry.options import Options
-from paceline.training.recipe import DrafterRecipe
 
 if TYPE_CHECKING:
-    from paceline.training.run import TrainingRun
+    from paceline.lab.training.run import TrainingRun
 
 _RECIPE = (
     "tokens",
@@ -62,10 +62,10 @@ def drafter(
     `draft-lm` is trained twice (FastDraft): on all text, with --loss cross-entropy and
     --prompt-weight 1, and --from that on what the target wrote, by a divergence.
     """
+    from paceline.lab.training.card import publish
+    from paceline.lab.training.model import NOTHING
+    from paceline.lab.training.setup import TrainingSetup, fitting
     from paceline.networks.weights import STORED
-    from paceline.training.card import publish
-    from paceline.training.model import NOTHING
-    from paceline.training.setup import TrainingSetup, fitting
 
     require(stored in STORED, "--stored", stored, ", ".join(STORED))
     setup = TrainingSetup(data, asked, keep_features=keep_features)

@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.train import folder, train
-from paceline.training.recipe import ExpertRecipe
+from paceline.lab.training.recipe import ExpertRecipe
 
 _SIZES = ("steps", "batch", "width", "layers", "experts", "inner", "used")
 _RATES = ("locality", "chunk", "balance", "matrix_rate", "vector_rate", "seed")
@@ -34,8 +34,8 @@ def experts(
     while training, a checkpoint stands beside it.
     """
     o.check_at_least_one(threads=threads)
-    from paceline.training.experts import ExpertTask, publish
-    from paceline.training.setup import use_threads
+    from paceline.lab.training.experts import ExpertTask, publish
+    from paceline.lab.training.setup import use_threads
 
     use_threads(threads)
     named: Any = {"kind": kind}

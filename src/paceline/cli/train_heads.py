@@ -13,12 +13,12 @@ from paceline.cli import options as o
 from paceline.cli.output import progress_bar
 from paceline.cli.train import train
 from paceline.errors import InvalidOption
+from paceline.lab.training.recipe import FilterRecipe, HeadRecipe
 from paceline.registry.options import Options
-from paceline.training.recipe import FilterRecipe, HeadRecipe
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.training.run import TrainingRun
+    from paceline.lab.training.run import TrainingRun
 
 _HEAD_SUFFIX = ".acceptance.safetensors"
 _PREVIEW_SUFFIX = ".head-preview.safetensors"
@@ -49,11 +49,11 @@ def acceptance_head(
     """
     from paceline.drafters.network.stopping_head import check_steps, save_acceptance_head
     from paceline.drafters.network.weights import digest_of
+    from paceline.lab.training.acceptance import AcceptanceTask
+    from paceline.lab.training.batches import hold_out
+    from paceline.lab.training.module import restore_module
+    from paceline.lab.training.setup import TrainingSetup
     from paceline.networks.weights import load_network
-    from paceline.training.acceptance import AcceptanceTask
-    from paceline.training.batches import hold_out
-    from paceline.training.module import restore_module
-    from paceline.training.setup import TrainingSetup
 
     check_steps(load_network(weights))
     place = out or _beside(weights, _HEAD_SUFFIX)
@@ -123,10 +123,10 @@ def head_preview(
     """
     o.check_at_least_one(texts=texts)
 
+    from paceline.lab.training.batches import hold_out
+    from paceline.lab.training.head_preview import HeadPreviewTask, check_rank
+    from paceline.lab.training.setup import TrainingSetup
     from paceline.networks.weights import load_network, save_network
-    from paceline.training.batches import hold_out
-    from paceline.training.head_preview import HeadPreviewTask, check_rank
-    from paceline.training.setup import TrainingSetup
 
     check_rank(load_network(weights), rank)
     place = out or _beside(weights, _PREVIEW_SUFFIX)
@@ -182,9 +182,9 @@ def canvas_filter(
 
     One case in ten is left out and judged. Cases are never those that benchmarks hold out.
     """
+    from paceline.lab.training.denoisers.confidence_filter import FilterTask, collect
+    from paceline.lab.training.denoisers.files import load_denoiser
     from paceline.models.source import DirectorySource, resolve
-    from paceline.training.denoisers.confidence_filter import FilterTask, collect
-    from paceline.training.denoisers.files import load_denoiser
 
     source = resolve(model)
     if not isinstance(source, DirectorySource):

@@ -49,10 +49,16 @@ def vocabulary(
     Utility is WEIGHT times the coverage of the tokens counted in --data, plus the rest times the
     share of a drafted token's multiplications that is saved.
     """
+    from paceline.lab.training.card import Teacher
+    from paceline.lab.training.vocabulary import (
+        best_size,
+        count_tokens,
+        keep_frequent,
+        sizes,
+        trimmed,
+    )
     from paceline.models.source import resolve
     from paceline.networks.weights import load_network, save_network, shipped_file
-    from paceline.training.card import Teacher
-    from paceline.training.vocabulary import best_size, count_tokens, keep_frequent, sizes, trimmed
 
     source = resolve(model)
     config = source.config

@@ -17,7 +17,7 @@ from paceline.cli import options as o
 from paceline.cli.output import end, interruptible, print_json, progress_bar
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.measure.prompts import BUILT_IN, digest, read_prompts
+from paceline.lab.measure.prompts import BUILT_IN, digest, read_prompts
 from paceline.registry import tuned_choice as tuned
 from paceline.registry.options import Options
 from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Kind
@@ -25,7 +25,7 @@ from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.drafters.resources import Loaded
-    from paceline.tuning.tuner import Outcome
+    from paceline.lab.tuning.tuner import Outcome
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -88,9 +88,9 @@ def tune(
     if find_spec("optuna") is None:
         raise RuntimeUnavailable("tuning needs optuna: pip install 'paceline[tune]'")
 
-    from paceline.tuning.search import Search
-    from paceline.tuning.space import ModelTrack, Space
-    from paceline.tuning.tuner import TuningTask, tune_kinds
+    from paceline.lab.tuning.search import Search
+    from paceline.lab.tuning.space import ModelTrack, Space
+    from paceline.lab.tuning.tuner import TuningTask, tune_kinds
 
     space = Space.of(loaded)
 
@@ -138,7 +138,7 @@ def _seconds(text: str) -> float:
 
 
 def _explain(loaded: Loaded, kinds: Sequence[Kind], as_json: bool) -> None:
-    from paceline.tuning.tuner import explanation
+    from paceline.lab.tuning.tuner import explanation
 
     saved = tuned.read(loaded.place)
     found = {kind: saved[kind] for kind in kinds if kind in saved}
@@ -155,7 +155,7 @@ def _explain(loaded: Loaded, kinds: Sequence[Kind], as_json: bool) -> None:
 
 
 def _report(outcomes: Mapping[Kind, Outcome], as_json: bool) -> None:
-    from paceline.tuning.tuner import kept, table
+    from paceline.lab.tuning.tuner import kept, table
 
     path = next((each.path for each in outcomes.values() if each.path is not None), None)
     if as_json:

@@ -18,13 +18,7 @@ GROUP = "paceline.networks"
 
 # A class, or where it is.
 NETWORKS: dict[str, str | type[Network]] = {
-    "medusa": "paceline.networks.medusa:Medusa",
-    "hydra": "paceline.networks.hydra:Hydra",
-    "eagle": "paceline.networks.eagle:Eagle",
     "eagle3": "paceline.networks.eagle3:Eagle3",
-    "block-parallel": "paceline.networks.block_parallel:BlockParallel",
-    "draft-lm": "paceline.networks.draft_lm:DraftLM",
-    "kangaroo": "paceline.networks.kangaroo:Kangaroo",
 }
 
 

@@ -75,26 +75,11 @@ class Method:
 BUILT_IN: Index = {
     "drafter": {
         "none": "paceline.drafters.base:NoDrafter",
-        "prompt-lookup": "paceline.drafters.ngram.prompt_lookup:PromptLookup",
-        "recycling": "paceline.drafters.statistics.recycling:Recycling",
-        "stand": "paceline.drafters.statistics.stand:Stand",
-        "aded": "paceline.drafters.statistics.aded:Aded",
-        "medusa": "paceline.drafters.network.drafter:medusa",
-        "hydra": "paceline.drafters.network.drafter:hydra",
-        "eagle3": "paceline.drafters.network.drafter:eagle3",
-        "block-parallel": "paceline.drafters.network.drafter:block_parallel",
-        "eagle": "paceline.drafters.network.drafter:eagle",
-        "draft-lm": "paceline.drafters.network.drafter:draft_lm",
-        "kangaroo": "paceline.drafters.network.drafter:kangaroo",
-        "lookahead": "paceline.drafters.ngram.lookahead:Lookahead",
-        "forced": "paceline.drafters.ngram.forced:Forced",
+        "recycling": "paceline.drafters.recycling:Recycling",
+        "eagle3": "paceline.drafters.network.drafter:Eagle3Drafter",
         "suffix-automaton": "paceline.drafters.suffix.history:SuffixAutomaton",
-        "suffix-decoding": "paceline.drafters.suffix.suffix_decoding:SuffixDecoding",
-        "datastore": "paceline.drafters.suffix.datastore:Datastore",
-        "input-guided": "paceline.drafters.ngram.input_guided:InputGuided",
         "draft-model": "paceline.drafters.string_level:ByVocabulary",
         "string-level": "paceline.drafters.string_level:StringLevel",
-        "omnidraft": "paceline.drafters.omnidraft:OmniDraft",
         "quantised": "paceline.drafters.draft_model:Quantised",
     },
     "growth": {
@@ -129,37 +114,14 @@ BUILT_IN: Index = {
         "autoregressive": "paceline.engine.loop:AutoregressiveDecoder",
     },
     "sampler": {
-        "counts": "paceline.denoising.samplers.counts:Counts",
-        "threshold": "paceline.denoising.samplers.threshold:Threshold",
-        "dream": "paceline.denoising.samplers.dream:Dream",
-        "factor": "paceline.denoising.samplers.factor:Factor",
-        "entropy-bound": "paceline.denoising.samplers.entropy_bound:EntropyBound",
-        "entropy": "paceline.denoising.samplers.entropy:Entropy",
-        "hierarchical": "paceline.denoising.samplers.hierarchical:Hierarchical",
-        "local-leap": "paceline.denoising.samplers.local_leap:LocalLeap",
-        "filter": "paceline.denoising.samplers.learned_filter:Filter",
-        "credit": "paceline.denoising.samplers.credit:Credit",
-        "prophet": "paceline.denoising.samplers.prophet:Prophet",
-        "revise": "paceline.denoising.samplers.revise:Revise",
-        "guided": "paceline.denoising.samplers.guided:Guided",
-        "genmol": "paceline.denoising.samplers.genmol:GenMol",
-        "remask": "paceline.denoising.samplers.genmol:Remask",
-        "wedlm": "paceline.denoising.samplers.wedlm:WeDLM",
-        "freedave": "paceline.denoising.samplers.freedave:FreeDave",
-        "speculative": "paceline.denoising.samplers.speculative:Speculative",
-        "assd": "paceline.denoising.samplers.any_subset:AnySubset",
-        "tidar": "paceline.denoising.samplers.self_verified:Tidar",
-        "linear-spec": "paceline.denoising.samplers.self_verified:LinearSpec",
-        "lexical-units": "paceline.denoising.samplers.lexical_units:LexicalUnits",
+        "counts": "paceline.denoising.counts:Counts",
+        "assd": "paceline.denoising.any_subset:AnySubset",
+        "tidar": "paceline.denoising.self_verified:Tidar",
+        "linear-spec": "paceline.denoising.self_verified:LinearSpec",
     },
     "cache": {
         "none": "paceline.denoising.caches:CachePlan",
         "exact": "paceline.denoising.caches:Exact",
-        "prefix": "paceline.denoising.approximate_caches:Prefix",
-        "dual": "paceline.denoising.approximate_caches:Dual",
-        "freecache": "paceline.denoising.approximate_caches:FreeCache",
-        "vicinity": "paceline.denoising.approximate_caches:Vicinity",
-        "window": "paceline.denoising.approximate_caches:Window",
     },
     "runtime": {
         "cpu": "paceline.runtimes.cpu.target:CpuTarget",
@@ -192,7 +154,8 @@ def methods() -> tuple[Method, ...]:
                     f"plugin {point.value} reuses the {method.kind} '{method.name}'"
                 )
             found[method.kind, method.name] = method
-    return tuple(found.values())
+    kinds = get_args(Kind)
+    return tuple(sorted(found.values(), key=lambda method: kinds.index(method.kind)))
 
 
 def _is_index(given: object) -> bool:
@@ -230,7 +193,7 @@ def read(kind: Kind, text: str) -> tuple[Expression, dict[str, Any]]:
 
 
 # Trainer of drafters that learn while serving (option `online`).
-_LEARNER = "paceline.training.online:OnlineLearner"
+_LEARNER = "paceline.lab.training.online:OnlineLearner"
 
 
 def online_learner() -> Any:

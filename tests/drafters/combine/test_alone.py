@@ -15,20 +15,18 @@ from paceline.core.target import Output, Rows
 from paceline.core.types import Budget, Needs, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.combine.fallback import FallbackDrafter
-from paceline.drafters.network.drafter import (
-    TrainedDrafter,
-    draft_lm,
-    eagle,
-    hydra,
-)
-from paceline.drafters.ngram.prompt_lookup import PromptLookup
+from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.prefill import Chunk
 from paceline.engine.stopping import StopRules
+from paceline.methods.networks.draft_lm import DraftLMDrafter
+from paceline.methods.networks.eagle import EagleDrafter
+from paceline.methods.networks.hydra import HydraDrafter
+from paceline.methods.networks.longspec import LongSpecDrafter
+from paceline.methods.prompt_lookup import PromptLookup
 from paceline.policy.controller import Fixed
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
-from paceline.zoo.networks.longspec import LongSpecDrafter
 
 GREEDY = SamplingParams(max_new_tokens=24)
 SAMPLED = replace(GREEDY, temperature=1.0, seed=3)
@@ -107,10 +105,10 @@ def test_who_bears_gaps() -> None:
     """Not who wants all rows, nor who learns from them."""
     runner: Any = None
     learner: Any = object()
-    assert hydra(runner).tolerates_gaps
-    learning = hydra(runner)
+    assert HydraDrafter(runner).tolerates_gaps
+    learning = HydraDrafter(runner)
     learning.learn_by(learner)
-    for drafter in (learning, LongSpecDrafter(runner), draft_lm(runner), PromptLookup()):
+    for drafter in (learning, LongSpecDrafter(runner), DraftLMDrafter(runner), PromptLookup()):
         assert not drafter.tolerates_gaps
 
 
@@ -203,7 +201,7 @@ class Shadowed(Drafter):
 
 
 @pytest.mark.parametrize("runtime", TARGETS)
-@pytest.mark.parametrize("factory", [hydra, eagle])
+@pytest.mark.parametrize("factory", [HydraDrafter, EagleDrafter])
 def test_behind_a_gap_a_network_drafts_as_if_there_was_none(
     factory: type[TrainedDrafter], runtime: str
 ) -> None:
@@ -234,14 +232,14 @@ def test_other_rows_give_other_drafts() -> None:
 
     target = TARGETS["torch"]()
     trained = random_weights(small("eagle"))
-    drafter = Forgets(*(eagle(target.run_network(trained)) for _ in range(2)))
+    drafter = Forgets(*(EagleDrafter(target.run_network(trained)) for _ in range(2)))
     with pytest.raises(AssertionError):
         shrinking(target, beside_none(drafter))
 
 
 def test_batches_compute_no_features_and_the_last_sequence_is_drafted_for() -> None:
     target = Watched(TARGETS["torch"]())
-    network = hydra(target.run_network(random_weights(small("hydra"))))
+    network = HydraDrafter(target.run_network(random_weights(small("hydra"))))
     drafter = FallbackDrafter([NoDrafter(), network])
     found, sizes = shrinking(target, drafter)
     assert [any(wanted) for wanted in target.wanted] == [size == 1 for size in sizes]
@@ -252,7 +250,7 @@ def test_batches_compute_no_features_and_the_last_sequence_is_drafted_for() -> N
 
 def test_prompts_read_beside_a_batch_give_their_features() -> None:
     target = Watched(TARGETS["torch"]())
-    network = hydra(target.run_network(random_weights(small("hydra"))))
+    network = HydraDrafter(target.run_network(random_weights(small("hydra"))))
     stops = StopRules((), CONFIG.max_context)
     drafter = FallbackDrafter([PromptLookup(), network])
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(2, 2), stops)  # type: ignore[arg-type]

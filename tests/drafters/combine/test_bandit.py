@@ -23,11 +23,11 @@ from paceline.core.types import (
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.combine.bandit import Choose
 from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.ngram.prompt_lookup import PromptLookup
-from paceline.drafters.statistics.recycling import Recycling
+from paceline.drafters.recycling import Recycling
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption
+from paceline.methods.prompt_lookup import PromptLookup
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget, processed
 from paceline.sampling.sequence import Sequence

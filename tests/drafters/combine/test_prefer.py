@@ -15,8 +15,8 @@ from paceline.core.target import Output
 from paceline.core.types import Budget, Needs, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import NoDrafter
 from paceline.drafters.combine.fallback import FallbackDrafter
-from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.errors import InvalidOption
+from paceline.methods.prompt_lookup import PromptLookup
 from paceline.policy.acceptance import Calibration
 from paceline.registry.options import Options
 from paceline.sampling.sequence import Sequence

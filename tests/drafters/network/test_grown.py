@@ -14,11 +14,13 @@ from tests.helpers.drafter_context import context as drafter_context
 
 from paceline.core import tree as trees
 from paceline.core.types import Budget, LogitArray, Needs, SamplingParams, TokenTree
-from paceline.drafters.network.drafter import TrainedDrafter, draft_lm
+from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.drafters.network.trees import TreeDrafts, draft_sampling
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption
+from paceline.methods.networks.ctc import CTC
+from paceline.methods.networks.draft_lm import DraftLMDrafter
 from paceline.networks.base import Geometry
 from paceline.networks.weights import Trained
 from paceline.policy.controller import Fixed
@@ -39,7 +41,6 @@ from paceline.verifiers.matching import Coupled, Greedy, SampleMatch
 from paceline.verifiers.recursive import Recursive, RecursiveDistinct
 from paceline.verifiers.rejection import Rejection
 from paceline.verifiers.top_and_one import TopAndOne as OptimalTopAndOne
-from paceline.zoo.networks.ctc import CTC
 
 SIZE = 6
 IDS = np.array([0, 2, 3, 5])
@@ -48,7 +49,7 @@ SAMPLED = SamplingParams(temperature=1.0, max_new_tokens=30, seed=4)
 
 
 def drafter_of(
-    runner: TableRunner, growth: TreeExpansion, kind: type[TrainedDrafter] = draft_lm
+    runner: TableRunner, growth: TreeExpansion, kind: type[TrainedDrafter] = DraftLMDrafter
 ) -> TrainedDrafter:
     drafter = kind(runner)
     drafter.expand_by(TreeDrafts(runner, runner.trained, growth))
@@ -73,7 +74,7 @@ def generate(
     verifier: Verifier,
     sequence: Sequence,
     p: TabularModel,
-    kind: type[TrainedDrafter] = draft_lm,
+    kind: type[TrainedDrafter] = DraftLMDrafter,
 ) -> list[int]:
     """The shipped loop and drafter."""
     target = TabularTarget(p.logits, p.vocabulary)
@@ -149,7 +150,7 @@ def test_rows_that_claim_more_tokens_than_were_drawn_from_break_the_law() -> Non
     wanted = target_joint(p.distribution, (1,), 2)
     errors = [
         max_error(enumerate_distribution(partial(run, kind)), wanted)
-        for kind in (draft_lm, Boastful)
+        for kind in (DraftLMDrafter, Boastful)
     ]
     assert errors[0] < 1e-12
     assert errors[1] > 1e-2

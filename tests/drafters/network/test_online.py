@@ -21,11 +21,14 @@ from tests.helpers.tiny_model import named_tensors, tiny_config
 from paceline.core.types import Budget, Needs, SamplingParams
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
 from paceline.drafters.network.build import LoadedNetwork
-from paceline.drafters.network.drafter import TrainedDrafter, draft_lm, hydra
+from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.drafters.network.online import Online
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.lab.training.online import OnlineLearner
+from paceline.methods.networks.draft_lm import DraftLMDrafter
+from paceline.methods.networks.hydra import HydraDrafter
 from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.networks.runner import Chain, ContextUpdate
@@ -33,7 +36,6 @@ from paceline.networks.weights import Trained, load_network, save_network
 from paceline.policy.controller import Fixed
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.sampling.sequence import Sequence
-from paceline.training.online import OnlineLearner
 from paceline.verifiers.matching import Coupled
 
 CONFIG = replace(tiny_config(vocab_size=64), hidden_size=32, head_dim=8, ffn_size=48)
@@ -74,7 +76,7 @@ def fresh(name: str = "hydra") -> Trained:
 
 
 def learning(
-    target: TorchTarget, factory: type[TrainedDrafter] = hydra, every: int = 6
+    target: TorchTarget, factory: type[TrainedDrafter] = HydraDrafter, every: int = 6
 ) -> TrainedDrafter:
     trained = fresh(factory.name)
 
@@ -106,7 +108,7 @@ def accepted(sequences: list[Sequence]) -> float:
     return sum(each.stats.accepted_tokens for each in sequences) / drafted
 
 
-@pytest.mark.parametrize("factory", [hydra, draft_lm])
+@pytest.mark.parametrize("factory", [HydraDrafter, DraftLMDrafter])
 def test_acceptance_rises_and_texts_stay(
     factory: type[TrainedDrafter], target: TorchTarget
 ) -> None:
@@ -206,7 +208,7 @@ def drafts(drafter: TrainedDrafter, *sequences: Sequence) -> list[list[int]]:
 
 
 def test_a_sequence_drafts_with_one_version_and_two_are_in_use_at_most() -> None:
-    drafter, learn = versions(hydra)
+    drafter, learn = versions(HydraDrafter)
     first = begin(drafter, 0)
     assert drafts(drafter, first) == [[1, 1, 1]]
     learn()
@@ -254,7 +256,7 @@ def test_an_update_that_fails_is_dropped_and_said_once(
                 raise MemoryError("no room")
 
     trained = fresh()
-    drafter = hydra(target.run_network(trained))
+    drafter = HydraDrafter(target.run_network(trained))
     online = Online(trained, Broken, lambda _: 1 / 0, every=2, background=Inline())
     drafter.learn_by(online)
     expected = [each.tokens for each in generate(target, NoDrafter(), GREEDY)]
@@ -278,7 +280,7 @@ def test_what_was_learnt_is_kept_beside_the_weights_and_taken_up(
     save_network(path, fresh())
     content = path.read_bytes()
     options = {"weights": str(path), "online": "4", "rate": "0.02"}
-    drafter = hydra.create(context(target, **options))
+    drafter = HydraDrafter.create(context(target, **options))
     assert drafter.needs == Needs(features=True, recent=128)
     begun = accepted(generate(target, drafter, GREEDY))
     assert drafter._online is not None
@@ -293,12 +295,12 @@ def test_what_was_learnt_is_kept_beside_the_weights_and_taken_up(
     assert path.read_bytes() == content
     learnt = load_network(tmp_path / "mine.online.safetensors")
     assert learnt.metadata["model"] == MODEL
-    again = hydra.create(context(target, **options))
+    again = HydraDrafter.create(context(target, **options))
     assert accepted(generate(target, again, GREEDY)) > begun + 0.1
     save_network(path, replace(fresh(), metadata={"model": MODEL, "tokens": "9"}))
     with pytest.raises(InvalidOption, match=r"was learnt from other weights than .*mine"):
-        hydra.create(context(target, **options))
-    plain = hydra.create(context(target, weights=str(path)))
+        HydraDrafter.create(context(target, **options))
+    plain = HydraDrafter.create(context(target, weights=str(path)))
     assert accepted(generate(target, plain, GREEDY)) == pytest.approx(begun, abs=0.05)
 
 
@@ -309,7 +311,7 @@ def test_a_disk_that_is_full_is_said_and_nothing_else(
     save_network(path, fresh())
     (tmp_path / "file").touch()
     options = {"weights": str(path), "online": "2", "save": str(tmp_path / "file" / "no")}
-    drafter = hydra.create(context(target, **options))
+    drafter = HydraDrafter.create(context(target, **options))
     generate(target, drafter, GREEDY)
     with caplog.at_level(logging.WARNING):
         drafter._online._job.result()  # type: ignore[union-attr]
@@ -323,7 +325,7 @@ def test_bad_options_are_named(target: TorchTarget, tmp_path: Path) -> None:
 
     def refused(message: str, **options: str) -> None:
         with pytest.raises((InvalidOption, RuntimeUnavailable), match=message) as caught:
-            hydra.create(context(target, weights=str(path), **options))
+            HydraDrafter.create(context(target, weights=str(path), **options))
         assert "\n" not in str(caught.value)
 
     refused("option rate goes with online=ROUNDS", rate="0.1")
@@ -335,4 +337,4 @@ def test_bad_options_are_named(target: TorchTarget, tmp_path: Path) -> None:
     refused("has no option 'onlin'", onlin="9")
     served = drafter_context(target, source=SOURCE, options={"weights": str(path), "online": "9"})
     with pytest.raises(RuntimeUnavailable, match="for a target, not for its draft model"):
-        hydra.create(served)
+        HydraDrafter.create(served)

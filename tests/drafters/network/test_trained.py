@@ -26,10 +26,13 @@ from paceline.drafters.network.drafter import TrainedDrafter, chains
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.methods.layers.imitation import Imitation
+from paceline.methods.networks.draft_lm import DraftLM
+from paceline.methods.networks.hidden_transfer import HiddenTransfer
+from paceline.methods.networks.kangaroo import Kangaroo
+from paceline.methods.networks.s2d import S2D
 from paceline.networks.base import Geometry, Network
 from paceline.networks.catalogue import build, find, names
-from paceline.networks.draft_lm import DraftLM
-from paceline.networks.kangaroo import Kangaroo
 from paceline.networks.runner import Chain
 from paceline.networks.weights import Trained, load_network, save_network
 from paceline.policy.acceptance import PlattScaling
@@ -37,9 +40,6 @@ from paceline.policy.controller import Fixed
 from paceline.registry import table as registry
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
-from paceline.zoo.layers.imitation import Imitation
-from paceline.zoo.networks.hidden_transfer import HiddenTransfer
-from paceline.zoo.networks.s2d import S2D
 
 CONFIG = tiny_cpu.config(layers=3)
 TENSORS = tiny.named_tensors(CONFIG)

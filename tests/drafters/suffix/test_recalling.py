@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
-from paceline.drafters.ngram.input_guided import InputGuided
 from paceline.drafters.suffix import history as recalling
 from paceline.drafters.suffix.history import HistoryDrafter, SuffixAutomaton
-from paceline.drafters.suffix.suffix_decoding import SuffixDecoding
+from paceline.methods.input_guided import InputGuided
+from paceline.methods.suffix_decoding import SuffixDecoding
 from paceline.sampling.sequence import Sequence
 
 Text = list[int]

@@ -66,10 +66,10 @@ def logits(target: Any, tokens: list[int] = PROMPT) -> Any:
 
 def test_mask_rows_are_those_of_the_trainer() -> None:
     torch = pytest.importorskip("torch")
+    from paceline.lab.training.chains import Chains
+    from paceline.methods.mask_rows.training import Adapted, Adapter
+    from paceline.methods.ppd.training import guesses
     from paceline.runtimes.torch.model import TorchModel
-    from paceline.training.chains import Chains
-    from paceline.zoo.mask_rows.training import Adapted, Adapter
-    from paceline.zoo.ppd.training import guesses
 
     target, trained = made(), mask_rows()
     network = TorchModel(SHAPE, tiny_cpu.weights(SHAPE), torch.device("cpu"), torch.float32)

@@ -15,7 +15,7 @@ from paceline.core import tree
 from paceline.core.target import Rows, RuntimeOptions
 from paceline.core.types import SamplingParams, TokenTree
 from paceline.errors import InvalidOption, OutOfMemory
-from paceline.measure.doctor import noise_floor
+from paceline.lab.measure.doctor import noise_floor
 from paceline.models.source import DirectorySource
 from paceline.registry.loading import load_model, make_engine
 from paceline.runtimes.cpu import target as cpu

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 from tests.helpers.tiny_model import named_tensors, tiny_config  # noqa: E402
 
 from paceline.errors import InvalidOption  # noqa: E402
+from paceline.methods.networks.kangaroo import Kangaroo  # noqa: E402
 from paceline.networks.base import FUSED, Geometry  # noqa: E402
-from paceline.networks.kangaroo import Kangaroo  # noqa: E402
 from paceline.runtimes.torch.model import TorchModel  # noqa: E402
 from paceline.runtimes.torch.runner import target_weights_for  # noqa: E402
 

@@ -137,13 +137,13 @@ def noise_behind(sequence: Sequence, depth: int) -> Noise | None:
     )
 
 
-_WEIGHTS = "weights for the model (paceline train drafter)"
+WEIGHTS = "weights for the model (paceline train drafter)"
 
 
 class TrainedDrafter(Drafter):
-    """Draft with one network; a subclass names it, see `trained`."""
+    """Draft with one network; a subclass names it."""
 
-    requires = f"features; {_WEIGHTS}"
+    requires = f"features; {WEIGHTS}"
     needs: Needs = Needs(features=True, recent=RECENT_ROWS)
     # Option `stop` where the user sets none.
     stop: ClassVar[float] = 0.0
@@ -370,27 +370,6 @@ def _no_features(rows: int) -> LogitArray:
     return np.zeros((rows, 0), dtype=np.float32)
 
 
-def trained(name: str, paper: str, **settings: object) -> type[TrainedDrafter]:
-    """Make the drafter class of a network; `settings` are attributes."""
-    said = {"name": name, "paper": paper, "__module__": __name__}
-    return type(name, (TrainedDrafter,), {**said, **settings})
-
-
-medusa = trained("medusa", "after Medusa, Cai et al. 2024, arXiv:2401.10774")
-hydra = trained("hydra", "after Hydra++, Ankner et al. 2024, arXiv:2402.05109")
-eagle = trained("eagle", "after EAGLE, Li et al. 2024, arXiv:2401.15077")
-eagle3 = trained("eagle3", "after EAGLE-3, Li et al. 2025, arXiv:2503.01840")
-block_parallel = trained("block-parallel", "after DFlash, Chen et al. 2026, arXiv:2602.06036")
-draft_lm = trained(
-    "draft-lm",
-    "after FastDraft, Zafrir et al. 2024, arXiv:2411.11055",
-    needs=Needs(),
-    requires=_WEIGHTS,
-)
-kangaroo = trained(
-    "kangaroo",
-    "after Kangaroo, Liu et al. 2024, arXiv:2404.18911",
-    needs=Needs(),
-    requires=_WEIGHTS,
-    stop=0.6,  # the paper's
-)
+class Eagle3Drafter(TrainedDrafter):
+    name: ClassVar[str] = "eagle3"
+    paper = "after EAGLE-3, Li et al. 2025, arXiv:2503.01840"

@@ -8,7 +8,7 @@
 namespace paceline {
 namespace {
 
-// All from `drafters/statistics/context_model.py` and `trees/candidates.py`.
+// All from `methods/statistics/context_model.py` and `trees/candidates.py`.
 constexpr double kWeights[] = {0.9, 1.9};
 constexpr double kShares[] = {0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95};
 constexpr double kTail = 0.03, kFloor = 0.01;

@@ -1,4 +1,4 @@
-// N-gram model of the target. Reference implementation: `drafters/statistics/context_model.py`.
+// N-gram model of the target. Reference implementation: `methods/statistics/context_model.py`.
 
 #pragma once
 

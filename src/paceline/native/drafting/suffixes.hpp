@@ -1,4 +1,4 @@
-// Drafts from two suffix automata: the blend of `drafters/suffix/suffix_decoding.py`.
+// Drafts from two suffix automata: the blend of `methods/suffix_decoding.py`.
 
 #pragma once
 

@@ -1,1 +1,0 @@
-"""Unmasking rules that defaults use. Others are in the zoo."""

@@ -1,0 +1,98 @@
+"""What no default uses, a file or a folder a method, as a plugin: found by entry points.
+
+`METHODS` goes to the registry; networks and commands are entry points of their own. Nothing else
+in paceline imports this package.
+"""
+
+from __future__ import annotations
+
+from paceline.registry.table import Index
+
+METHODS: Index = {
+    "drafter": {
+        "prompt-lookup": "paceline.methods.prompt_lookup:PromptLookup",
+        "stand": "paceline.methods.statistics.stand:Stand",
+        "aded": "paceline.methods.statistics.aded:Aded",
+        "medusa": "paceline.methods.networks.medusa:MedusaDrafter",
+        "hydra": "paceline.methods.networks.hydra:HydraDrafter",
+        "block-parallel": "paceline.methods.networks.block_parallel:BlockParallelDrafter",
+        "eagle": "paceline.methods.networks.eagle:EagleDrafter",
+        "draft-lm": "paceline.methods.networks.draft_lm:DraftLMDrafter",
+        "kangaroo": "paceline.methods.networks.kangaroo:KangarooDrafter",
+        "lookahead": "paceline.methods.lookahead:Lookahead",
+        "forced": "paceline.methods.forced:Forced",
+        "suffix-decoding": "paceline.methods.suffix_decoding:SuffixDecoding",
+        "datastore": "paceline.methods.datastore.drafter:Datastore",
+        "input-guided": "paceline.methods.input_guided:InputGuided",
+        "omnidraft": "paceline.methods.omnidraft:OmniDraft",
+        "cacheback": "paceline.methods.cacheback:Cacheback",
+        "suffix-tree": "paceline.methods.suffix_tree:SuffixTrees",
+        "aded-mcts": "paceline.methods.trigram_search:TrigramSearch",
+        "clover": "paceline.methods.networks.clover:CloverDrafter",
+        "chimera": "paceline.methods.networks.chimera:ChimeraDrafter",
+        "falcon": "paceline.methods.networks.falcon:FalconDrafter",
+        "ctc": "paceline.methods.networks.ctc:CTCDrafter",
+        "specformer": "paceline.methods.networks.specformer:SpecFormerDrafter",
+        "s2d": "paceline.methods.layers.sorted_exits:SortedExits",
+        "longspec": "paceline.methods.networks.longspec:LongSpecDrafter",
+        "hidden-transfer": "paceline.methods.layers.hidden_transfer:HiddenTransferDrafter",
+        "ppd": "paceline.methods.ppd.drafter:PPD",
+        "cascade": "paceline.methods.cascade:Cascade",
+        "deer": "paceline.methods.denoised:Deer",
+        "diffuspec": "paceline.methods.denoised:DiffuSpec",
+        "jacobi": "paceline.methods.jacobi:Jacobi",
+        "swift": "paceline.methods.layers.swift:Swift",
+        "del": "paceline.methods.layers.dynamic_exit:DynamicExit",
+        "double-exit": "paceline.methods.layers.double_exit:DoubleExit",
+        "imitation": "paceline.methods.layers.imitation:ImitationDrafter",
+        "pearl": "paceline.methods.schedules.pearl:Pearl",
+        "mirror-sd": "paceline.methods.schedules.mirror:Mirror",
+        "easyspec": "paceline.methods.schedules.easyspec:EasySpec",
+        "dovetail": "paceline.methods.schedules.dovetail:Dovetail",
+    },
+    "sampler": {
+        "threshold": "paceline.methods.canvas.threshold:Threshold",
+        "dream": "paceline.methods.canvas.dream:Dream",
+        "factor": "paceline.methods.canvas.factor:Factor",
+        "entropy-bound": "paceline.methods.canvas.entropy_bound:EntropyBound",
+        "entropy": "paceline.methods.canvas.entropy:Entropy",
+        "hierarchical": "paceline.methods.canvas.hierarchical:Hierarchical",
+        "local-leap": "paceline.methods.canvas.local_leap:LocalLeap",
+        "filter": "paceline.methods.canvas.learned_filter:Filter",
+        "credit": "paceline.methods.canvas.credit:Credit",
+        "prophet": "paceline.methods.canvas.prophet:Prophet",
+        "revise": "paceline.methods.canvas.revise:Revise",
+        "guided": "paceline.methods.canvas.guided:Guided",
+        "genmol": "paceline.methods.canvas.genmol:GenMol",
+        "remask": "paceline.methods.canvas.genmol:Remask",
+        "wedlm": "paceline.methods.canvas.wedlm:WeDLM",
+        "freedave": "paceline.methods.canvas.freedave:FreeDave",
+        "speculative": "paceline.methods.canvas.speculative:Speculative",
+        "lexical-units": "paceline.methods.canvas.lexical_units:LexicalUnits",
+    },
+    "cache": {
+        "prefix": "paceline.methods.canvas.approximate_caches:Prefix",
+        "dual": "paceline.methods.canvas.approximate_caches:Dual",
+        "freecache": "paceline.methods.canvas.approximate_caches:FreeCache",
+        "vicinity": "paceline.methods.canvas.approximate_caches:Vicinity",
+        "window": "paceline.methods.canvas.approximate_caches:Window",
+    },
+    "verifier": {
+        "typical": "paceline.methods.typical:Typical",
+        "top-gap": "paceline.methods.top_gap:TopGap",
+        "fly": "paceline.methods.fly:Fly",
+        "judge": "paceline.methods.heads.verifiers:Judge",
+        "pivot": "paceline.methods.heads.verifiers:Pivot",
+        "reflective": "paceline.methods.reflective:Reflective",
+        "relaxed": "paceline.methods.relaxed:Relaxed",
+    },
+    "controller": {
+        "confidence": "paceline.methods.confidence:Confidence",
+        "adaptive": "paceline.methods.adaptive:Adaptive",
+        "bandit": "paceline.methods.bandit:Bandit",
+    },
+    "decoder": {
+        "first-finish": "paceline.methods.first_finish:first_finish",
+        "superposed": "paceline.methods.superposed:superpose",
+    },
+}

@@ -1,0 +1,42 @@
+"""Block-parallel drafter: a block of tokens in one pass (SpecFormer; DFlash).
+
+A decoder layer reads the context. A second layer runs over slots (learned embeddings added to
+the root's state), which attend causally to one another and to the keys of the first layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.models.ops import Ops, Rows
+from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.blocks import slot_shapes, slots_behind
+
+
+class BlockParallel(Network):
+    """Draft `width` tokens in one pass; `ffn_size` 0 takes the target's own."""
+
+    name: ClassVar[str] = "block-parallel"
+    layers: ClassVar[int] = 1
+
+    def __init__(self, geometry: Geometry, *, width: int = 4, ffn_size: int = 0) -> None:
+        super().__init__(geometry, steps=1, width=width)
+        self.ffn_size = ffn_size or geometry.ffn_size
+
+    def settings(self) -> dict[str, Any]:
+        return {"width": self.width, "ffn_size": self.ffn_size}
+
+    def shapes(self) -> Shapes:
+        return slot_shapes(self.geometry, self.width, self.ffn_size)
+
+    def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
+        return slots_behind(ops, self.heads, features, tokens, "draft")
+
+    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
+        return ops.head(state, norm="norm")
+
+
+class BlockParallelDrafter(TrainedDrafter):
+    name: ClassVar[str] = "block-parallel"
+    paper = "after DFlash, Chen et al. 2026, arXiv:2602.06036"

@@ -1,0 +1,183 @@
+"""CTC drafter: parallel slots with blanks, collapsed to tokens (Wen et al. 2024).
+
+The loss sums over all alignments of the same tokens. Blank is one trained logit after the draft
+vocabulary. A tree has the most probable beginnings of collapsed texts, with the mass of all their
+alignments in the beam (the paper transforms the paths of a candidate tree one by one). The paper
+also regresses hidden states; here features of several layers are read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.lab.training.batches import Batch
+
+from collections import defaultdict
+from collections.abc import Sequence as List
+from typing import Any, ClassVar
+
+import numpy as np
+
+from paceline.core import tree as trees
+from paceline.core.options import require
+from paceline.core.types import ROOT, Budget, LogitArray, ProbArray, TokenTree
+from paceline.drafters.network.build import LoadedNetwork
+from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.models.ops import Ops, Rows
+from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.blocks import slot_shapes, slots_behind
+from paceline.sampling.sequence import Sequence
+
+
+def collapse(slots: List[int], blank: int) -> list[int]:
+    """Return the indices of slots that stand for tokens: the first of every run that is not blank.
+
+    Equal tokens with a blank between them are two tokens.
+    """
+    before = [blank, *slots]
+    return [i for i, token in enumerate(slots) if token != blank and token != before[i]]
+
+
+class CTC(Network):
+    """Draft up to `width` tokens in one pass over the slots."""
+
+    name: ClassVar[str] = "ctc"
+    layers: ClassVar[int] = 1
+    blank: ClassVar[bool] = True
+
+    def __init__(
+        self, geometry: Geometry, *, width: int = 6, tokens: int = 3, ffn_size: int = 0
+    ) -> None:
+        """Size the network: `width` slots, trained on `tokens` tokens (1 to `width`).
+
+        Raises:
+            InvalidOption: a size is out of range.
+        """
+        super().__init__(geometry, steps=1, width=width)
+        require(1 <= tokens <= width, "tokens", tokens, f"1 to {width}, the slots")
+        self.tokens = tokens
+        self.ffn_size = ffn_size or geometry.ffn_size
+
+    def settings(self) -> dict[str, Any]:
+        return {"width": self.width, "tokens": self.tokens, "ffn_size": self.ffn_size}
+
+    def shapes(self) -> Shapes:
+        shapes = slot_shapes(self.geometry, self.width, self.ffn_size)
+        return {**shapes, "blank": (1, self.geometry.width)}
+
+    def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
+        return slots_behind(ops, self.heads, features, tokens, "slots")
+
+    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
+        head = ops.head(state, norm="norm")
+        return ops.concat([head, ops.linear(state, ["blank"], norm="norm")])
+
+    def own_loss(self, logits: Any, batch: Any, places: Any, prompt_weight: float) -> Any:
+        return ctc_loss(logits, batch, places, self.tokens, prompt_weight)
+
+    def collapse(self, slots: List[int]) -> List[int]:
+        return collapse(slots, -1)
+
+
+def beginnings(chances: ProbArray, beam: int = 16, tokens: int = 8) -> dict[tuple[int, ...], float]:
+    """Return the chance that the collapsed text begins so, by beginning.
+
+    CTC prefix beam search (Hannun et al. 2014). With a beam and `tokens` that leave nothing out,
+    chances are exact.
+
+    Args:
+        chances: float64 `[slots, draft vocabulary + 1]`, blank last.
+        beam: texts kept from slot to slot.
+        tokens: tokens looked at in a slot, the most probable.
+    """
+    blank = chances.shape[1] - 1
+    # By text: the mass of alignments that end in a blank, and of those that end in its last token.
+    found: dict[tuple[int, ...], tuple[float, float]] = {(): (1.0, 0.0)}
+    for row in chances:
+        best = np.argsort(-row[:blank], kind="stable")[:tokens].tolist()
+        after: defaultdict[tuple[int, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for text, (ended, open_) in found.items():
+            after[text][0] += (ended + open_) * row[blank]
+            for token in best:
+                if text and text[-1] == token:
+                    after[text][1] += open_ * row[token]
+                    after[(*text, token)][1] += ended * row[token]
+                else:
+                    after[(*text, token)][1] += (ended + open_) * row[token]
+            if text and text[-1] not in best:
+                after[text][1] += open_ * row[text[-1]]
+        kept = sorted((text for text in after if sum(after[text])), key=lambda t: -sum(after[t]))
+        found = {text: (after[text][0], after[text][1]) for text in kept[:beam]}
+    out: defaultdict[tuple[int, ...], float] = defaultdict(float)
+    for text, masses in found.items():
+        for end in range(1, len(text) + 1):
+            out[text[:end]] += sum(masses)
+    return dict(out)
+
+
+class CTCDrafter(TrainedDrafter):
+    """CTC drafter: slots that may stay blank; with `runner_ups=false` the collapsed chain alone."""
+
+    name: ClassVar[str] = "ctc"
+    paper = "after CTC-drafter, Wen et al. 2024, arXiv:2412.00061"
+
+    def _draft(
+        self, version: LoadedNetwork, sequences: List[Sequence], budgets: List[Budget]
+    ) -> list[TokenTree]:
+        if not self._runner_ups:
+            return super()._draft(version, sequences, budgets)
+        branches = version.runner.start(list(map(self._context_update, sequences, budgets)))
+        for sequence in sequences:
+            self._progress[sequence.id].consumed()
+        pairs = zip(branches, budgets, strict=True)
+        return [self._grow_tree(branch.logits, budget) for branch, budget in pairs]
+
+    def _grow_tree(self, logits: LogitArray, budget: Budget) -> TokenTree:
+        wide = np.exp(logits - logits.max(axis=-1, keepdims=True), dtype=np.float64)
+        found = beginnings(wide / wide.sum(axis=-1, keepdims=True))
+        fitting = [text for text in found if len(text) <= budget.depth]
+        # A beginning is no less probable than what goes on from it; of equals the shorter first.
+        best = sorted(fitting, key=lambda text: (-found[text], len(text)))[: budget.nodes]
+        builder = trees.Builder()
+        places: dict[tuple[int, ...], int] = {(): ROOT}
+        for text in best:
+            token = int(self._ids[text[-1]])
+            places[text] = builder.add(places[text[:-1]], token, found[text])
+        return builder.tree(self.name)
+
+
+def ctc_loss(
+    slots: List[Tensor], batch: Batch, places: Tensor, tokens: int, prompt_weight: float
+) -> Tensor:
+    """Return the CTC loss of the next `tokens` tokens, per token in nats (Graves et al. 2006).
+
+    `slots` are per slot `[texts, time, draft vocabulary + 1]` logits, blank last. Only positions
+    whose next tokens are in the text, in the draft vocabulary and alignable count.
+    """
+    import torch
+    from torch.nn import functional
+
+    from paceline.lab.training.losses import weighted_mean
+    from paceline.lab.training.objective import labels, wanted, wide
+
+    depths = range(1, tokens + 1)
+    says = torch.stack([labels(batch, places, depth) for depth in depths], dim=-1)
+    counts = wanted(batch, tokens, prompt_weight).to(says.device)
+    repeats = (says[..., 1:] == says[..., :-1]).sum(-1)  # each takes a blank in between
+    rows = (counts > 0) & (says >= 0).all(-1) & (tokens + repeats <= len(slots))
+    if not rows.any():
+        return slots[0].sum() * 0
+    chances = torch.stack([wide(each[rows]).log_softmax(-1) for each in slots])
+    count = int(rows.sum())
+    losses = functional.ctc_loss(
+        chances,
+        says[rows],
+        torch.full((count,), len(slots)),
+        torch.full((count,), tokens),
+        blank=chances.shape[-1] - 1,
+        reduction="none",
+    )
+    return weighted_mean(losses / tokens, counts[rows])

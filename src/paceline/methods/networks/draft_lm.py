@@ -1,0 +1,57 @@
+"""Stand-alone draft model: a small Llama (FastDraft, Zafrir et al. 2024, arXiv:2411.11055).
+
+It reads tokens alone and shares the target's frozen embedding and LM head. Training: first
+cross-entropy on text, then a divergence on text of the target.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from paceline.core.options import require
+from paceline.core.types import Needs
+from paceline.drafters.network.drafter import WEIGHTS, TrainedDrafter
+from paceline.models.ops import Ops, Rows, Sight
+from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.blocks import stack, stack_shapes
+
+
+class DraftLM(Network):
+    """Draft one token per pass of `layers` decoder layers; `ffn_size` 0 takes the target's own."""
+
+    name: ClassVar[str] = "draft-lm"
+    reads_features: ClassVar[bool] = False
+
+    def __init__(
+        self, geometry: Geometry, *, steps: int = 5, layers: int = 2, ffn_size: int = 0
+    ) -> None:
+        super().__init__(geometry, steps=steps)
+        require(layers >= 1, "layers", layers, "1 or more")
+        self.layers = layers  # type: ignore[misc]
+        self.ffn_size = ffn_size or geometry.ffn_size
+
+    def settings(self) -> dict[str, Any]:
+        return {"steps": self.steps, "layers": self.layers, "ffn_size": self.ffn_size}
+
+    def shapes(self) -> Shapes:
+        layers = stack_shapes("layer", self.geometry, self.layers, self.ffn_size)
+        return {**layers, "norm": (self.geometry.width,)}
+
+    def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
+        return self._layers(ops, tokens, "last")
+
+    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
+        return ops.head(state, norm="norm")
+
+    def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
+        return self._layers(ops, tokens, "draft")
+
+    def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
+        return stack(ops, "layer", self.heads, self.layers, ops.embed(tokens), sees)
+
+
+class DraftLMDrafter(TrainedDrafter):
+    name: ClassVar[str] = "draft-lm"
+    paper = "after FastDraft, Zafrir et al. 2024, arXiv:2411.11055"
+    needs: Needs = Needs()
+    requires = WEIGHTS

@@ -1,0 +1,64 @@
+"""EAGLE-1 and EAGLE-2 drafter: autoregression on hidden states (Li et al. 2024).
+
+One decoder layer predicts the next hidden state from the last one and the next token's embedding.
+Trained by regression beside the token loss. Unlike in the paper, inputs are scaled and normed: at
+small targets, few axes of a hidden state outweigh all others.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.models.ops import Ops, Rows, Sight
+from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.blocks import decoder_layer, last_hidden, layer_names, layer_shapes
+
+
+class Eagle(Network):
+    """Draft one token per pass of its layer; the state is a predicted hidden state."""
+
+    name: ClassVar[str] = "eagle"
+    layers: ClassVar[int] = 1
+
+    def __init__(self, geometry: Geometry, *, steps: int = 5, ffn_size: int = 0) -> None:
+        super().__init__(geometry, steps=steps)
+        self.ffn_size = ffn_size or geometry.ffn_size
+
+    def settings(self) -> dict[str, Any]:
+        return {"steps": self.steps, "ffn_size": self.ffn_size}
+
+    def shapes(self) -> Shapes:
+        width = self.geometry.width
+        return {
+            "hidden_scale": (width,),
+            "embed_norm": (width,),
+            "fuse": (width, 2 * width),
+            "layer_norm": (width,),
+            **layer_shapes("layer", self.geometry, width, self.ffn_size),
+            "norm": (width,),
+        }
+
+    def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
+        hidden = last_hidden(ops, self.geometry, features)
+        return self._layer(ops, hidden, tokens, "last")
+
+    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
+        return ops.head(state)
+
+    def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
+        return self._layer(ops, state, tokens, "draft")
+
+    def features_of(self, ops: Ops, state: Rows) -> Rows:
+        return state
+
+    def _layer(self, ops: Ops, hidden: Rows, tokens: Rows, sees: Sight) -> Rows:
+        embedded = ops.norm(ops.embed(tokens), "embed_norm")
+        x = ops.linear(ops.concat([embedded, hidden * ops.weight("hidden_scale")]), ["fuse"])
+        x = decoder_layer(ops, layer_names("layer", "layer_norm"), self.heads, x, sees)
+        return ops.norm(x, "norm")  # as the target's own hidden states come out of a norm
+
+
+class EagleDrafter(TrainedDrafter):
+    name: ClassVar[str] = "eagle"
+    paper = "after EAGLE, Li et al. 2024, arXiv:2401.15077"
