@@ -54,7 +54,7 @@ FOLDERS: tuple[tuple[str, str], ...] = (
 FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
-BUDGET = {"lines": 74_928, "modules": 410, "docstrings": 0.14, "loose": 6}
+BUDGET = {"lines": 74_950, "modules": 401, "docstrings": 0.14, "loose": 6}
 
 
 class Import(NamedTuple):
@@ -265,7 +265,7 @@ def over_budget() -> list[str]:
     total = Size(*map(sum, zip(*sizes().values(), strict=True)))
     found = {
         "lines": total.lines + total.cpp,
-        "modules": 410total.modules,
+        "modules": total.modules,
         "docstrings": round(total.docstrings / total.lines, 4),
         "loose": sum("." not in name and path.stem != "__init__" for name, path in MODULES.items()),
     }

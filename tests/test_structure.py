@@ -64,7 +64,7 @@ def test_what_a_default_uses_is_core_and_all_else_is_a_method() -> None:
     """Rules that are proved by enumeration (`verifiers`, `trees`) and runtimes are core, too."""
     texts = [value for name, value in vars(assembly).items() if "DEFAULT_" in name]
     drafters = {name for text in texts for name in parse(text, "drafter").names}
-    canvases = {parse(text, "sampler").names for text in DEFAULT_SAMPLERS.values()}
+    canvases = [parse(text, "sampler").names for text in DEFAULT_SAMPLERS.values()]
     used = {
         "drafter": {"none", "string-level", *drafters},  # a draft model of other tokens
         "controller": {"fixed", "cost-model"},
