@@ -89,7 +89,8 @@ def _group(names: Sequence[str], shared: list[Row], uses: Counter[Row]) -> list[
 
 def _written(section: Section, shared: list[Row], groups: Mapping[str, list[Row]]) -> str:
     own = [row for row in section.rows if row not in shared]
-    out = f"\n## {section.path}\n\n{section.help}\n\n    {section.usage}\n{_table(own)}"
+    usage = "" if section.usage == f"{section.path} [OPTIONS]" else f"\n    {section.usage}\n"
+    out = f"\n## {section.path}\n\n{section.help}\n{usage}{_table(own)}"
     whole = {title: rows for title, rows in groups.items() if set(rows) <= set(section.rows)}
     said = [f"[{title}](#{title.lower()})" for title in whole]
     grouped = [row for rows in whole.values() for row in rows]

@@ -77,9 +77,8 @@ def bench(
 ) -> None:
     """Measure drafters against plain decoding on the same prompts, runs interleaved.
 
-    Of each prompt the first turn is used, unless --turns all plays the whole dialogue. Ctrl-C
-    ends the run with what there is; with --out, the same command takes it up again, and
-    results.json, results.md and report.html tell the outcome.
+    Ctrl-C ends with what there is; with --out the same command goes on, and results.json,
+    results.md and report.html tell the outcome.
     """
     if context.invoked_subcommand is not None:
         return

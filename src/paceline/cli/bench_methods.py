@@ -44,9 +44,8 @@ def methods(
 
     Each runs by turns with plain decoding: with the draft sizes of its paper, with those that pay
     here, and with these in a batch and at the other temperature (greedy or 1). What does not run
-    on the model says why. Ctrl-C ends with what there is; with --out the same command goes on, and
-    results.json, results.md and report.html tell the outcome. The exit code is 1 if a method
-    failed, or if a text differs from plain decoding that must not.
+    on the model says why. Ctrl-C ends with what there is; with --out the same command goes on. The
+    exit code is 1 if a method failed, or if a text differs from plain decoding that must not.
     """
     o.check_at_least_one(batch=batch, limit=limit, max_new_tokens=max_new_tokens)
     from paceline.lab.measure import methods as bench

@@ -48,7 +48,7 @@ def parallel(
 
     At temperature 1 with a model that also decodes from left to right, the KL divergence of each
     sampler to that stream is measured on its own samples. Ctrl-C ends with what there is; with
-    --out the same command goes on, and results.json, results.md and report.html tell the outcome.
+    --out the same command goes on.
     """
     o.check_at_least_one(seeds=seeds, cases=cases, room=room)
     from paceline.lab.measure import parallel as bench

@@ -47,8 +47,7 @@ def data(
 ) -> None:
     """Let the model write training text: answers to prompts, and to user turns of its own.
 
-    Ctrl-C keeps every finished shard; the same command goes on, and gives the same texts as a run
-    that was never stopped.
+    Ctrl-C keeps every finished shard; the same command goes on.
     """
     within("--texts", texts, 1, 10**8)
     within("--batch", batch, 1, 10**5)
@@ -154,8 +153,8 @@ def corpus(
     """Cut files into training text, with the model's tokens.
 
     For the first stage of FastDraft and of direct alignment: `train drafter --data corpus --loss
-    cross-entropy`, then --from that on what the target wrote, by a divergence. Code is another
-    corpus, and another stage. Files are read once, line by line; Ctrl-C keeps finished shards.
+    cross-entropy`, then --from that on what the target wrote, by a divergence. Ctrl-C keeps
+    finished shards.
     """
     o.check_at_least_one(texts=texts, length=length)
 

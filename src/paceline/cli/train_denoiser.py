@@ -40,12 +40,11 @@ def denoiser(
     """Train a denoiser from nothing; Ctrl-C saves, and the same command goes on.
 
     Kinds are those of LLaDA (full), of block diffusion with an autoregressive stream (block), and
-    of models that decode in any order (order). The folder is a Hugging Face model with a card
-    (README.md, card.json); while training, a checkpoint stands beside it.
+    of models that decode in any order (order). The folder is a Hugging Face model with a card.
 
     Kind text drafts for a model (--model) by drafters deer and diffuspec: it learns from what
-    that wrote (--data), begins as a draft-lm (--from FILE) or as some of the model's layers, has
-    the model's embedding, head and widths, and stands in a folder that names it.
+    that wrote (--data), begins as a draft-lm (--from FILE) or as some of the model's layers, and
+    has the model's embedding, head and widths.
     """
     o.check_at_least_one(threads=threads)
     from paceline.lab.training.setup import use_threads

@@ -58,9 +58,9 @@ def drafter(
 ) -> None:
     """Train a drafter; Ctrl-C saves, and the same command goes on.
 
-    Beside the weights stand a card (NAME.md, NAME.json) and, while training, a checkpoint.
-    `draft-lm` is trained twice (FastDraft): on all text, with --loss cross-entropy and
-    --prompt-weight 1, and --from that on what the target wrote, by a divergence.
+    Beside the weights stands a card (NAME.md, NAME.json). `draft-lm` is trained twice (FastDraft):
+    on all text, with --loss cross-entropy and --prompt-weight 1, and --from that on what the target
+    wrote, by a divergence.
     """
     from paceline.lab.training.card import publish
     from paceline.lab.training.model import NOTHING

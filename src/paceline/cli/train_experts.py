@@ -30,8 +30,7 @@ def experts(
     """Train a small mixture of experts from nothing; Ctrl-C saves, and the same command goes on.
 
     Kind top-k is Mixtral's; blockffn is BlockFFN's, whose losses keep the experts few that tokens
-    in a row use together (0 for none). The folder is a model with a card (README.md, card.json);
-    while training, a checkpoint stands beside it.
+    in a row use together (0 for none). The folder is a Hugging Face model with a card.
     """
     o.check_at_least_one(threads=threads)
     from paceline.lab.training.experts import ExpertTask, publish

@@ -41,9 +41,8 @@ def acceptance_head(
     asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
     as_json: o.AsJson = False,
 ) -> None:
-    """Train a head that predicts acceptance (SpecDec++); a few minutes.
+    """Train a head that predicts acceptance (SpecDec++); Ctrl-C saves.
 
-    Ctrl-C saves, and the same command goes on.
     The drafter stays as it is. Decode with NAME:weights=WEIGHTS,head=HEAD: a chain ends once the
     chance that all of it stands falls below stop=0.7.
     """
@@ -115,11 +114,11 @@ def head_preview(
     asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
     as_json: o.AsJson = False,
 ) -> None:
-    """Fit a low-rank preview of a drafter's LM head (SVD-softmax); some minutes.
+    """Fit a low-rank preview of a drafter's LM head (SVD-softmax); Ctrl-C saves.
 
     Two thin matrices preview all logits, and the best few are then computed from the head itself.
     On the CPU chains are drafted so, which reads a fraction of the head; other runtimes, and trees,
-    go on with the whole. The network stays as it is. Ctrl-C saves, and the same command goes on.
+    go on with the whole. The network stays as it is.
     """
     o.check_at_least_one(texts=texts)
 

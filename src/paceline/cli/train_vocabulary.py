@@ -44,10 +44,9 @@ def vocabulary(
 ) -> None:
     """Cut a drafter's vocabulary to the tokens that the model writes most, without training.
 
-    A smaller head drafts faster; tokens left out come from corrections, so texts stay the same. Of
-    a model its tokens alone are written: --drafter draft-model:vocabulary=NAME-K.json takes them.
-    Utility is WEIGHT times the coverage of the tokens counted in --data, plus the rest times the
-    share of a drafted token's multiplications that is saved.
+    Tokens left out come from corrections, so texts stay the same. Of a model its tokens alone are
+    written: --drafter draft-model:vocabulary=NAME-K.json takes them. Utility is WEIGHT times the
+    coverage of the tokens in --data, plus the rest times the share of multiplications saved.
     """
     from paceline.lab.training.card import Teacher
     from paceline.lab.training.vocabulary import (

@@ -55,10 +55,9 @@ def tune(
 ) -> None:
     """Find the fastest drafter and sizes for this machine, model and prompts, and keep them.
 
-    Greedy and sampled requests get a choice each. Trained drafters are tried where the model has
-    weights for them. Ctrl-C ends the search with what there is, and the same command goes on with
-    it. What is saved was faster than plain decoding on prompts that took no part in the search; if
-    nothing was, plain decoding is saved.
+    Greedy and sampled requests get a choice each. Ctrl-C ends the search with what there is, and
+    the same command goes on. What is saved was faster than plain decoding on prompts that took no
+    part in the search; if nothing was, plain decoding is saved.
     """
     seconds = _seconds(time_limit)
     if explain and forget:

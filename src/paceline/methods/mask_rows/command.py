@@ -29,8 +29,7 @@ def mask_rows(
 ) -> None:
     """Train mask rows; Ctrl-C saves, and the same command goes on.
 
-    The model stays as it is. Beside the weights stand a card (NAME.md, NAME.json) and, while
-    training, a checkpoint.
+    The model stays as it is. Beside the weights stands a card (NAME.md, NAME.json).
     """
     from paceline.methods.mask_rows.training import MaskTask
 

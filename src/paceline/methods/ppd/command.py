@@ -37,8 +37,7 @@ def prompt_tokens(
 ) -> None:
     """Train prompt tokens; Ctrl-C saves, and the same command goes on.
 
-    The model stays as it is. Beside the weights stand a card (NAME.md, NAME.json) and, while
-    training, a checkpoint.
+    The model stays as it is. Beside the weights stands a card (NAME.md, NAME.json).
     """
     from paceline.methods.ppd.training import PromptTask
 
