@@ -12,11 +12,11 @@ pytest.importorskip("torch")
 
 from tests.cli.conftest import Command, one_line
 from tests.helpers.tiny_model import save_directory, tiny_config
+from tests.helpers.training_commands import written
 
 from paceline.lab.training import data as data_module
 from paceline.lab.training.batches import FeatureSource
 from paceline.lab.training.data import Shards, Text
-from paceline.models.source import resolve
 from paceline.networks.weights import load_network
 from paceline.registry.loading import load_model
 
@@ -28,11 +28,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    settings = {"model": resolve(str(model)).fingerprint, "prompts": "counting"}
     texts = [Text(i, (np.arange(16) + 5 * i) % 300, 3) for i in range(42)]
-    Shards(folder, settings).write(0, texts)
-    return folder
+    return written(tmp_path_factory.mktemp("data"), model, texts)
 
 
 @pytest.fixture

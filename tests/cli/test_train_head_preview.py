@@ -12,8 +12,9 @@ pytest.importorskip("torch")
 
 from tests.cli.conftest import Command, one_line
 from tests.helpers.tiny_model import save_directory, tiny_config
+from tests.helpers.training_commands import written
 
-from paceline.lab.training.data import Shards, Text
+from paceline.lab.training.data import Text
 from paceline.models.source import resolve
 from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
@@ -29,11 +30,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    settings = {"model": resolve(str(model)).fingerprint, "prompts": "counting"}
     texts = [Text(i, (np.arange(16) + 5 * i) % 300, 3) for i in range(82)]
-    Shards(folder, settings).write(0, texts)
-    return folder
+    return written(tmp_path_factory.mktemp("data"), model, texts)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from itertools import product
 from pathlib import Path
 
@@ -15,11 +14,11 @@ pytest.importorskip("torch")
 import torch
 from tests.cli.conftest import Command, one_line
 from tests.helpers import tiny_model as tiny
+from tests.helpers.training_commands import stopped_and_taken_up, written
 
 import paceline
 from paceline.core.target import Rows, Target
 from paceline.errors import InvalidOption, ModelError
-from paceline.lab.training import run as module
 from paceline.lab.training.chains import Chains, Read
 from paceline.lab.training.data import Shards, Text
 from paceline.lab.training.denoisers.text import (
@@ -47,10 +46,8 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path, model: Path) -> Path:
-    settings = {"model": resolve(str(model)).fingerprint, "prompts": "ab"}
     texts = [Text(i, np.arange(20, 44) + i % 3, 5) for i in range(90)]  # easy to learn
-    Shards(tmp_path / "data", settings).write(0, texts)
-    return tmp_path / "data"
+    return written(tmp_path / "data", model, texts)
 
 
 def arguments(model: Path, data: Path, out: Path, *more: str) -> tuple[str, ...]:
@@ -138,18 +135,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_weights(
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert command(*arguments(model, data, whole)).code == 0
-    genuine = module.check_finite
-
-    def interrupted(loss: float, step: int, checkpoint: Path | None) -> None:
-        if step == 1:
-            signal.raise_signal(signal.SIGINT)
-        genuine(loss, step, checkpoint)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "check_finite", interrupted)
-        first = command(*arguments(model, data, parts))
-    assert first.code == 130, first.err
-    assert command(*arguments(model, data, parts)).code == 0
+    stopped_and_taken_up(command, monkeypatch, arguments(model, data, parts))
     one, other = (resolve(str(each)).weights() for each in (whole, parts))
     for name in trunk(model).own:
         np.testing.assert_array_equal(one[name], other[name])

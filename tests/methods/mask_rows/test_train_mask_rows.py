@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.cli.conftest import Command, one_line
 from tests.helpers import tiny_model as tiny
+from tests.helpers.training_commands import stopped_and_taken_up, written
 
 import paceline
-from paceline.lab.training import run as module
-from paceline.lab.training.data import Shards, Text
+from paceline.lab.training.data import Text
 from paceline.models.source import resolve
 from paceline.networks.mask_rows import PARTS, MaskRows, load_mask_rows
 
@@ -25,27 +24,23 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path, model: Path) -> Path:
-    settings = {"model": resolve(str(model)).fingerprint, "prompts": "ab"}
     rng = np.random.default_rng(0)
     texts = [Text(i, rng.integers(3, 320, 16), 5) for i in range(50)]
-    Shards(tmp_path / "data", settings).write(0, texts)
-    return tmp_path / "data"
+    return written(tmp_path / "data", model, texts)
 
 
 def arguments(model: Path, data: Path, out: Path, *more: str) -> tuple[str, ...]:
-    sizes = [
-        "--steps",
-        "4",
-        "--chains",
-        "4",
-        "--batch-tokens",
-        "64",
+    sizes = ("--steps", "4", "--chains", "4", "--batch-tokens", "64", "--rank", "8")
+    names = (
         "--training-precision",
         "fp32",
-        "--rank",
-        "8",
-    ]
-    names = ("--model", str(model), "--data", str(data), "--out", str(out))
+        "--model",
+        str(model),
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+    )
     return ("train", "mask-rows", *names, *sizes, *more)
 
 
@@ -83,19 +78,8 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_rows(
 ) -> None:
     whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
     assert command(*arguments(model, data, whole)).code == 0
-    genuine = module.check_finite
-
-    def interrupted(loss: float, step: int, checkpoint: Path | None) -> None:
-        if step == 1:
-            signal.raise_signal(signal.SIGINT)
-        genuine(loss, step, checkpoint)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "check_finite", interrupted)
-        first = command(*arguments(model, data, parts, "--json"))
-    assert first.code == 130, first.err
+    first = stopped_and_taken_up(command, monkeypatch, arguments(model, data, parts, "--json"))
     assert json.loads(first.out)["steps"] == 2
-    assert command(*arguments(model, data, parts)).code == 0
     one, other = rows(whole, model), rows(parts, model)
     np.testing.assert_array_equal(one.embedding, other.embedding)
     for name, each in one.up.items():

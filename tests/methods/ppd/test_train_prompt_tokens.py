@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.cli.conftest import Command, one_line
 from tests.helpers import tiny_model as tiny
+from tests.helpers.training_commands import stopped_and_taken_up, written
 
-from paceline.lab.training import run as module
-from paceline.lab.training.data import Shards, Text
+from paceline.lab.training.data import Text
 from paceline.methods.ppd.prompt_tokens import load_prompt_tokens
 from paceline.models.source import resolve
 
@@ -24,26 +23,23 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path, model: Path) -> Path:
-    settings = {"model": resolve(str(model)).fingerprint, "prompts": "ab"}
     rng = np.random.default_rng(0)
-    folder = tmp_path / "data"
     texts = [Text(i, rng.integers(3, 320, 16), 5) for i in range(50)]
-    Shards(folder, settings).write(0, texts)
-    return folder
+    return written(tmp_path / "data", model, texts)
 
 
 def arguments(model: Path, data: Path, out: Path, *more: str) -> tuple[str, ...]:
-    sizes = (
-        "--steps",
-        "4",
-        "--chains",
-        "4",
-        "--batch-tokens",
-        "64",
+    sizes = ("--steps", "4", "--chains", "4", "--batch-tokens", "64")
+    names = (
         "--training-precision",
         "fp32",
+        "--model",
+        str(model),
+        "--data",
+        str(data),
+        "--out",
+        str(out),
     )
-    names = ("--model", str(model), "--data", str(data), "--out", str(out))
     return ("train", "prompt-tokens", *names, *sizes, *more)
 
 
@@ -77,21 +73,8 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_weights(
 ) -> None:
     whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
     assert command(*arguments(model, data, whole)).code == 0
-    genuine = module.check_finite
-
-    def interrupted(loss: float, step: int, checkpoint: Path | None) -> None:
-        if step == 1:
-            signal.raise_signal(signal.SIGINT)
-        genuine(loss, step, checkpoint)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "check_finite", interrupted)
-        first = command(*arguments(model, data, parts, "--json"))
-    assert first.code == 130, first.err
+    first = stopped_and_taken_up(command, monkeypatch, arguments(model, data, parts, "--json"))
     assert json.loads(first.out)["steps"] == 2
-    assert parts.with_suffix(".checkpoint").exists()
-    second = command(*arguments(model, data, parts))
-    assert second.code == 0, second.err
     fingerprint = resolve(str(model)).fingerprint
     found = [load_prompt_tokens(path, fingerprint, 64).embeddings for path in (whole, parts)]
     np.testing.assert_array_equal(*found)
