@@ -41,7 +41,7 @@ def arguments(model: Path, data: Path, out: Path, *more: str) -> tuple[str, ...]
         "--out",
         str(out),
     )
-    return ("train", "mask-rows", *names, *sizes, *more)
+    return ("train", "mask-rows", *names, *precision, *sizes, *more)
 
 
 def rows(path: Path, model: Path) -> MaskRows:

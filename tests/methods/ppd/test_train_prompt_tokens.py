@@ -40,7 +40,7 @@ def arguments(model: Path, data: Path, out: Path, *more: str) -> tuple[str, ...]
         "--out",
         str(out),
     )
-    return ("train", "prompt-tokens", *names, *sizes, *more)
+    return ("train", "prompt-tokens", *names, *precision, *sizes, *more)
 
 
 def test_weights_load_and_a_card_stands_beside_them(
