@@ -31,16 +31,8 @@ def data(tmp_path: Path, model: Path) -> Path:
 
 def arguments(model: Path, data: Path, out: Path, *more: str) -> tuple[str, ...]:
     sizes = ("--steps", "4", "--chains", "4", "--batch-tokens", "64", "--rank", "8")
-    names = (
-        "--training-precision",
-        "fp32",
-        "--model",
-        str(model),
-        "--data",
-        str(data),
-        "--out",
-        str(out),
-    )
+    precision = ("--training-precision", "fp32")
+    names = ("--model", str(model), "--data", str(data), "--out", str(out))
     return ("train", "mask-rows", *names, *precision, *sizes, *more)
 
 

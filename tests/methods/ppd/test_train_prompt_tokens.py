@@ -30,16 +30,8 @@ def data(tmp_path: Path, model: Path) -> Path:
 
 def arguments(model: Path, data: Path, out: Path, *more: str) -> tuple[str, ...]:
     sizes = ("--steps", "4", "--chains", "4", "--batch-tokens", "64")
-    names = (
-        "--training-precision",
-        "fp32",
-        "--model",
-        str(model),
-        "--data",
-        str(data),
-        "--out",
-        str(out),
-    )
+    precision = ("--training-precision", "fp32")
+    names = ("--model", str(model), "--data", str(data), "--out", str(out))
     return ("train", "prompt-tokens", *names, *precision, *sizes, *more)
 
 
