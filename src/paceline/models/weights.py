@@ -1,7 +1,8 @@
 """Tensors of a model by canonical name, as stored or as floats, from GGUF files and safetensors.
 
 Names are "embed", "norm", "head" (absent if tied) and "layers.N.PART" with the parts of
-`families.base`, and "NAME.bias". Parts of expert E are "layers.N.experts.E.PART".
+`families.base`, and "NAME.bias". Parts of expert E are "layers.N.experts.E.PART". Where a
+model brings a layer that drafts, it is the one behind the last.
 """
 
 from __future__ import annotations
@@ -158,13 +159,17 @@ class FileWeights:
         layer, _, rest = rest.partition(".")
         part, _, kind = rest.partition(".")
         parts = self._family.gguf_parts if self._gguf else self._family.hf_parts
+        prefix = "blk" if self._gguf else self._family.hf_layers
+        if not self._gguf and layer.isdecimal() and int(layer) >= self._config.layers:
+            if part in self._family.hf_mtp:
+                return f"{self._family.hf_mtp[part]}.weight"
+            layer, prefix = str(int(layer) - self._config.layers), "mtp.layers"
         expert = ""
         if part == "experts":
             expert, _, part = kind.partition(".")
             part, kind = f"experts.{part}", ""
         if part not in parts:
             return ""
-        prefix = "blk" if self._gguf else self._family.hf_layers
         theirs = f"{prefix}.{layer}.{parts[part].format(expert)}"
         if parts[part] in self._family.bare:
             return "" if kind else theirs

@@ -82,6 +82,8 @@ class Family:
         from_gguf: changes of it, from a GGUF file's metadata.
         facts: of denoisers: fields of `Denoises` that hold for every checkpoint unless it says
             otherwise; empty for autoregressive families.
+        hf_mtp: names in checkpoints of what stands around the layer behind the last, by part.
+        mtp: that layer, which drafts; None if a model brings none.
         halves: of a layer, attention and feed-forward block; None for those of Llama.
     """
 
@@ -103,6 +105,8 @@ class Family:
     from_hf: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
     from_gguf: Callable[[Get], dict[str, Any]] = _nothing
     facts: Mapping[str, Any] = field(default_factory=dict)
+    hf_mtp: Mapping[str, str] = field(default_factory=dict)
+    mtp: Callable[[Ops, ModelConfig, int, Rows, Sight], Rows] | None = None
     halves: tuple[Step, Step] | None = None
 
 

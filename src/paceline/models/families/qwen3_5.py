@@ -19,7 +19,7 @@ from paceline.models.families.base import (
     heads_of,
     llama_feed_forward,
 )
-from paceline.models.ops import DeltaRule, Ops, Rows
+from paceline.models.ops import DeltaRule, Ops, Rows, Sight
 
 _EVERY = 4  # layer of which one has attention
 _ROTATED = 0.25
@@ -88,12 +88,20 @@ def _mixer(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
 
 
 def _attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
+    return _gated(ops, config, index, x, config.attention_layers.index(index), "context")
+
+
+def _gated(ops: Ops, config: ModelConfig, index: int, x: Rows, layer: int, sees: Sight) -> Rows:
     names = LayerNames.of(index)
     qkv = ops.linear(x, names.qkv, norm=names.norm)
+    mixed = ops.attend(layer, qkv, heads_of(config, index), sees)
+    x = ops.last(x) if sees == "last" else x
     by = ops.linear(x, [f"layers.{index}.q_gate"], norm=names.norm)
-    layer = config.attention_layers.index(index)
-    gated = ops.gate(ops.attend(layer, qkv, heads_of(config, index)), by)
-    return ops.linear(gated, [names.o], plus=x)
+    return ops.linear(ops.gate(mixed, by), [names.o], plus=x)
+
+
+def _drafts(ops: Ops, config: ModelConfig, index: int, x: Rows, sees: Sight) -> Rows:
+    return llama_feed_forward(ops, config, index, _gated(ops, config, index, x, 0, sees))
 
 
 def _delta(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
@@ -137,6 +145,10 @@ QWEN3_5 = Family(
         "delta_dt": "ssm_dt.bias",
         "delta_norm": "ssm_norm",
         "delta_o": "ssm_out",
+        "mtp_fc": "nextn.eh_proj",
+        "mtp_embed_norm": "nextn.enorm",
+        "mtp_hidden_norm": "nextn.hnorm",
+        "mtp_norm": "nextn.shared_head_norm",
     },
     norms_less_one=True,
     whole=("delta_norm",),
@@ -147,5 +159,12 @@ QWEN3_5 = Family(
     entries=_entries,
     from_hf=_from_hf,
     from_gguf=_from_gguf,
+    hf_mtp={
+        "mtp_fc": "mtp.fc",
+        "mtp_embed_norm": "mtp.pre_fc_norm_embedding",
+        "mtp_hidden_norm": "mtp.pre_fc_norm_hidden",
+        "mtp_norm": "mtp.norm",
+    },
+    mtp=_drafts,
     halves=(_mixer, llama_feed_forward),
 )

@@ -1,0 +1,106 @@
+"""The head for more tokens that a model brings along: one layer of its own kind behind its last.
+
+After the root, the layer's own output, normed, takes the place of the model's (DeepSeek-AI 2024,
+section 2.2, with one layer for all steps as in Qwen 3.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from paceline.core.types import LogitArray
+from paceline.models.config import ModelConfig
+from paceline.models.families import family_of
+from paceline.models.ops import Ops, Rows, Sight
+from paceline.models.weights import Weights
+from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.blocks import last_hidden
+from paceline.networks.weights import Trained
+
+_STEPS = 4
+
+
+class Mtp(Network):
+    """Draft one token per pass of the layer; names are those of the model's tensors."""
+
+    name: ClassVar[str] = "mtp"
+    layers: ClassVar[int] = 1
+
+    def __init__(self, config: ModelConfig, *, steps: int = _STEPS) -> None:
+        super().__init__(Geometry.of(config), steps=steps)
+        self.config = config
+
+    def shapes(self) -> Shapes:
+        config, width = self.config, self.config.hidden_size
+        wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        parts: Shapes = {
+            "mtp_fc": (width, 2 * width),
+            **dict.fromkeys(("mtp_embed_norm", "mtp_hidden_norm", "mtp_norm"), (width,)),
+            **dict.fromkeys(("attention_norm", "ffn_norm"), (width,)),
+            **dict.fromkeys(("q", "q_gate"), (wide, width)),
+            **dict.fromkeys("kv", (narrow, width)),
+            "o": (width, wide),
+            **dict.fromkeys(("q_norm", "k_norm"), (config.head_dim,)),
+            **dict.fromkeys(("gate", "up"), (config.ffn_size, width)),
+            "down": (width, config.ffn_size),
+        }
+        return {self._name(part): shape for part, shape in parts.items()}
+
+    def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
+        return self._layer(ops, last_hidden(ops, self.geometry, features), tokens, "last")
+
+    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
+        return ops.head(state)
+
+    def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
+        return self._layer(ops, state, tokens, "draft")
+
+    def _name(self, part: str) -> str:
+        return f"layers.{self.config.layers}.{part}"
+
+    def _layer(self, ops: Ops, state: Rows, tokens: Rows, sees: Sight) -> Rows:
+        embedded = ops.norm(ops.embed(tokens), self._name("mtp_embed_norm"))
+        read = ops.concat([embedded, ops.norm(state, self._name("mtp_hidden_norm"))])
+        layer = family_of(self.config).mtp
+        assert layer is not None
+        x = layer(
+            ops, self.config, self.config.layers, ops.linear(read, [self._name("mtp_fc")]), sees
+        )
+        return ops.norm(x, self._name("mtp_norm"))
+
+
+class _Parameters(Mapping[str, LogitArray]):
+    # Tensors of the model's files, read when they are asked for and not kept.
+
+    def __init__(self, weights: Weights, names: Shapes) -> None:
+        self._weights, self._names = weights, names
+
+    def __getitem__(self, name: str) -> LogitArray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def own_head(config: ModelConfig, weights: Weights, fingerprint: str) -> Trained | None:
+    """Return the head that a model's files hold; None if they hold none.
+
+    Raises ModelError if a part of it is missing.
+    """
+    if family_of(config).mtp is None or f"layers.{config.layers}.mtp_fc" not in weights:
+        return None
+    network = Mtp(config)
+    names = network.shapes()
+    for name in names:
+        if name not in weights:
+            weights[name]  # raises, and names it
+    ids = np.arange(config.vocab_size, dtype=np.int64)
+    return Trained(network, _Parameters(weights, names), ids, {"model": fingerprint})
