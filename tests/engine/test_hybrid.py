@@ -11,6 +11,7 @@ from tests.helpers.table_engines import finish
 
 import paceline
 from paceline.core.types import SamplingParams
+from paceline.errors import InvalidOption
 from paceline.runtimes.kv_cache import BLOCK
 
 PROMPTS = [
@@ -69,6 +70,22 @@ def test_a_hybrid_may_draft(kind: str, folder: Path, plain: Any) -> None:
             for name in ("accepted_tokens", "drafted_tokens")
         )
         assert accepted > 0.8 * drafted or kind == "string-level"
+
+
+def test_its_own_head_drafts(tmp_path: Path, folder: Path, plain: Any) -> None:
+    """By name, in trees, and of itself: the text is that without."""
+    with_head = hybrid.save(tmp_path, head=True)
+    for drafter in ("mtp", "mtp:growth=expand-rerank"):
+        made = engine(with_head, drafter=drafter, controller="fixed", nodes=4)
+        for params, expected in zip(PARAMS, plain, strict=True):
+            found = made.generate(PROMPTS, params)
+            assert [each.token_ids for each in found] == expected
+            assert sum(each.stats.drafted_tokens for each in found) > 0
+    assert "mtp" in engine(with_head, drafter="auto").config["drafter"]
+    assert "mtp" not in engine(folder, drafter="auto").config["drafter"]
+    for wrong, message in ((folder, "holds no head"), (with_head, "as it is")):
+        with pytest.raises(InvalidOption, match=message):
+            engine(wrong, drafter="mtp" if wrong == folder else "mtp:weights=x")
 
 
 def test_preemption_and_few_states_change_no_text(folder: Path, plain: Any) -> None:

@@ -37,8 +37,8 @@ def config() -> ModelConfig:
     return hf_config(ENTRIES)
 
 
-def save(path: Path) -> Path:
-    """Write the directory; returns `path`."""
+def save(path: Path, head: bool = False) -> Path:
+    """Write the directory, with a head for more tokens or without; returns `path`."""
     shape = config()
     weights, tensors = RandomWeights(shape, ("F32",)), {}
     ends = QWEN3_5.hf_ends
@@ -63,6 +63,13 @@ def save(path: Path) -> Path:
             elif values.ndim == 2:
                 values = 6 * values
             tensors[f"model.layers.{layer}.{theirs}{end}"] = np.ascontiguousarray(values)
+    if head:
+        rng = np.random.default_rng(4)
+        for part, theirs in QWEN3_5.hf_mtp.items():
+            size = (64, 128) if part == "mtp_fc" else 64
+            tensors[f"{theirs}.weight"] = (0.2 * rng.standard_normal(size)).astype(np.float32)
+        last = {name: each for name, each in tensors.items() if name.startswith("model.layers.3.")}
+        tensors |= {name.replace("model.layers.3", "mtp.layers.0"): x for name, x in last.items()}
     tiny_model.save_directory(path, tiny_model.tiny_config(), tensors)
     (path / "config.json").write_text(json.dumps(ENTRIES), encoding="utf-8")
     return path

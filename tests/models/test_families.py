@@ -287,11 +287,13 @@ def write(
     writer = gguf.GGUFWriter(path, family.gguf)
     add, arch = writer.add_key_value, family.gguf
     uint, real = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.FLOAT32
+    own = int(f"layers.{config.layers}.mtp_fc" in weights)  # a layer that drafts
     window = next((each for each in config.windows if each), 0)
     for name, value in {
         "context_length": config.max_context,
         "embedding_length": config.hidden_size,
-        "block_count": config.layers,
+        "block_count": config.layers + own,
+        "nextn_predict_layers": own,
         "feed_forward_length": config.ffn_size,
         "attention.head_count": config.heads,
         "attention.head_count_kv": config.kv_heads,
@@ -332,7 +334,7 @@ def write(
     parts = [part + end for part in family.gguf_parts for end in ("", ".bias")]
     experts = range(config.experts.count if config.experts else 0)
     parts += [f"experts.{each}.{part}" for part in ("gate", "up", "down") for each in experts]
-    for layer in range(config.layers):
+    for layer in range(config.layers + own):
         names += [f"layers.{layer}.{each}" for each in parts if f"layers.{layer}.{each}" in weights]
     fused: dict[str, list[npt.NDArray[np.float32]]] = {}
     for name in names:

@@ -10,10 +10,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tests.models.test_families import write
 from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 
 from paceline.errors import ModelError
+from paceline.models.gguf import GGUFFile
 from paceline.models.source import DirectorySource
+from paceline.models.weights import gguf_weights
 from paceline.networks.mtp import own_head
 from paceline.networks.runner import ContextUpdate
 from paceline.runtimes.cpu.target import CpuTarget
@@ -139,6 +142,21 @@ def test_another_chain_is_seen(judge: Judge, source: DirectorySource) -> None:
     right, wrong = judge.drafts(TOKENS), judge.drafts(TOKENS, "not normed")
     assert np.array_equal(right[0], wrong[0])
     assert np.abs(right[1] - wrong[1]).max() > 1e-2 * np.abs(right[1]).max()
+
+
+def test_a_gguf_file_may_hold_it(source: DirectorySource, tmp_path: Path) -> None:
+    """As one block more, which is none of the model's."""
+    path = tmp_path / "model.gguf"
+    write(path, source.config, source.weights(), "F32", {})
+    file = GGUFFile(path)
+    assert file.config.layers == source.config.layers
+    found = own_head(file.config, gguf_weights(file), "")
+    expected = own_head(source.config, source.weights(), "")
+    assert found is not None
+    assert expected is not None
+    assert dict(found.parameters).keys() == dict(expected.parameters).keys()
+    for name, values in expected.parameters.items():
+        assert np.array_equal(found.parameters[name], values), name
 
 
 def test_half_a_head_is_refused_and_none_is_none(judge: Judge, tmp_path: Path) -> None:

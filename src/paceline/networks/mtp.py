@@ -90,12 +90,17 @@ class _Parameters(Mapping[str, LogitArray]):
         return len(self._names)
 
 
+def has_own_head(config: ModelConfig, weights: Weights) -> bool:
+    """Return whether a model's files hold such a head, or the first part of one."""
+    return family_of(config).mtp is not None and f"layers.{config.layers}.mtp_fc" in weights
+
+
 def own_head(config: ModelConfig, weights: Weights, fingerprint: str) -> Trained | None:
     """Return the head that a model's files hold; None if they hold none.
 
     Raises ModelError if a part of it is missing.
     """
-    if family_of(config).mtp is None or f"layers.{config.layers}.mtp_fc" not in weights:
+    if not has_own_head(config, weights):
         return None
     network = Mtp(config)
     names = network.shapes()

@@ -18,6 +18,7 @@ from paceline.drafters.resources import Resources, has_coarser
 from paceline.engine.by_temperature import ControllersByKind, DraftersByKind
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.source import smaller_sibling
+from paceline.networks.mtp import has_own_head
 from paceline.networks.weights import shipped_file
 from paceline.policy.controller import Controller, ControllerContext, Fixed
 from paceline.registry import table as registry
@@ -40,6 +41,7 @@ _DEFAULT_MODEL = "suffix-automaton+recycling>draft-model"
 # The same, for a target with a shipped draft network. Sampled requests also need a verifier that
 # uses the Gumbel noise that the network drafts with.
 _DEFAULT_TRAINED = "suffix-automaton>eagle3"
+_DEFAULT_OWN = "suffix-automaton>mtp"
 
 
 class Drafting(NamedTuple):
@@ -105,6 +107,9 @@ class Assembly:
         agrees = kind == "greedy" or self.rule.gumbel_coupled
         if self.resources.published is not None:
             return _DEFAULT_TRAINED
+        source = loaded.source
+        if named is None and able and agrees and has_own_head(source.config, source.weights()):
+            return _DEFAULT_OWN
         shipped = able and agrees and shipped_file("eagle3", loaded.source.fingerprint)
         if has_coarser(capabilities) or shipped:
             default = _DEFAULT_COARSER if has_coarser(capabilities) else _DEFAULT_TRAINED

@@ -77,6 +77,7 @@ BUILT_IN: Index = {
         "none": "paceline.drafters.base:NoDrafter",
         "recycling": "paceline.drafters.recycling:Recycling",
         "eagle3": "paceline.drafters.network.drafter:Eagle3Drafter",
+        "mtp": "paceline.drafters.network.drafter:MtpDrafter",
         "suffix-automaton": "paceline.drafters.suffix.history:SuffixAutomaton",
         "draft-model": "paceline.drafters.string_level:ByVocabulary",
         "string-level": "paceline.drafters.string_level:StringLevel",

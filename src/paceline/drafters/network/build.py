@@ -21,6 +21,7 @@ from paceline.drafters.network.stopping_head import (
 from paceline.drafters.network.trees import TreeDrafts
 from paceline.drafters.network.weights import digest_of, fitting, shipped
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.networks.mtp import Mtp, own_head
 from paceline.networks.published import PublishedHead, WiringChanges, open_head
 from paceline.networks.runner import NetworkTarget, Runner
 from paceline.networks.weights import Trained
@@ -81,6 +82,13 @@ class DrafterParts:
                 "leave it out with growth, online or runner_ups, or with a verifier of drawn drafts"
             )
         run = _runs(context, name, reads or bool(settings.online))
+        if name == Mtp.name:
+            if given or head or settings.online or wiring:
+                raise InvalidOption(
+                    f"drafter '{name}' is the model's own head, as it is: it has the options "
+                    "growth, stop and runner_ups"
+                )
+            return cls._fixed(_own(context, name), run, context, options)
         published = _published(context, name, given)
         if published is not None:
             if settings.online or head is not None:
@@ -130,6 +138,18 @@ class DrafterParts:
             head = head.changed(changes, config.layers)
         trained = head.fit(config, source.weights(), context.model)
         places = cast(NetworkTarget, target).read_boundaries(head.boundaries(config.layers))
+        return cls._fixed(trained, run, context, options, places)
+
+    @classmethod
+    def _fixed(
+        cls,
+        trained: Trained,
+        run: Callable[[Trained], Runner],
+        context: DrafterContext,
+        options: dict[str, str],
+        places: List[int] | None = None,
+    ) -> Self:
+        # Weights that stay as they are.
         runner = run(trained)
         loaded = LoadedNetwork(runner, TreeDrafts.chosen(context, runner, trained))
         return cls(loaded, options, trained, None, None, places)
@@ -150,6 +170,17 @@ def _published(context: DrafterContext, name: str, given: str | None) -> Publish
         context.resources.drafted |= found is not None
     if found is not None and name != "eagle3":
         raise InvalidOption(f"{found.path} is an EAGLE-3 head: use --drafter eagle3")
+    return found
+
+
+def _own(context: DrafterContext, name: str) -> Trained:
+    source = context.resources.loaded.source
+    found = own_head(source.config, source.weights(), context.model)
+    if found is None:
+        raise InvalidOption(
+            f"{source.name} holds no head for drafter '{name}' (many files are without, `nextn` or "
+            "`mtp` in names of tensors): take a file that holds one, or another drafter"
+        )
     return found
 
 

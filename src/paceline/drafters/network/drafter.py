@@ -373,3 +373,9 @@ def _no_features(rows: int) -> LogitArray:
 class Eagle3Drafter(TrainedDrafter):
     name: ClassVar[str] = "eagle3"
     paper = "after EAGLE-3, Li et al. 2025, arXiv:2503.01840"
+
+
+class MtpDrafter(TrainedDrafter):
+    name: ClassVar[str] = "mtp"
+    paper = "after DeepSeek-V3, DeepSeek-AI 2024, arXiv:2412.19437"
+    requires = "a model whose file holds the head (Qwen 3.5)"
