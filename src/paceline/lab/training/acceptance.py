@@ -28,7 +28,7 @@ from paceline.lab.training.module import DraftModule, ahead
 from paceline.lab.training.objective import wanted
 from paceline.lab.training.optimisers import Rated
 from paceline.lab.training.recipe import HeadRecipe
-from paceline.lab.training.run import Passes, TrainingTask
+from paceline.lab.training.run import TrainingTask
 
 
 def mix_tokens(
@@ -216,13 +216,12 @@ class AcceptanceTask(TrainingTask[HeadRecipe, HeadQuality]):
         self._metadata = metadata
         size = sum(len(text.tokens) for text in texts)
         passes = -(-recipe.tokens // size)
-        groups = [group for number in range(passes) for group in self._pass(number)]
+        groups = [group for number in range(passes) for group in self.passing(number)]
         ordered = sum(len(text.tokens) for group in groups for text in group)
         self.steps = max(1, round(len(groups) * recipe.tokens / ordered))
-        self._passes = Passes(self._pass)
         self.module = AcceptanceModule(self._scale(groups[0]), recipe, self.generator)
 
-    def _pass(self, number: int) -> list[list[Text]]:
+    def passing(self, number: int) -> list[list[Text]]:
         return order(self.texts, self.recipe.batch_tokens, self.recipe.seed + number)
 
     @property
@@ -232,9 +231,6 @@ class AcceptanceTask(TrainingTask[HeadRecipe, HeadQuality]):
     def optimisers(self) -> list[Rated]:
         rate = self.recipe.rate
         return [(torch.optim.AdamW(self.module.parameters(), lr=rate), rate)]
-
-    def batch(self, step: int) -> list[Text]:
-        return self._passes[step]
 
     def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
         drafted = self._drafted(texts, self.recipe.share, self.rng)

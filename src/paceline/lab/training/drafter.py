@@ -23,7 +23,6 @@ from paceline.lab.training.objective import Hits, argmax_tokens, forward, hits
 from paceline.lab.training.on_policy import OnPolicy, check
 from paceline.lab.training.optimisers import Rated, optimisers
 from paceline.lab.training.recipe import DrafterRecipe
-from paceline.lab.training.run import Passes
 from paceline.lab.training.vocabulary import DraftVocabulary
 from paceline.networks.base import Network, describe
 from paceline.networks.weights import Trained, save_network
@@ -81,13 +80,9 @@ class DrafterTask(TaughtTask[DrafterRecipe]):
             assert self_drafts is not None
             check(network, self._loss)
         passes = recipe.tokens / sum(len(text.tokens) for text in self.texts)
-        self.steps = max(2, round(passes * len(self._pass(0))))
-        self._passes = Passes(self._pass)
+        self.steps = max(2, round(passes * len(self.passing(0))))
 
-    def batch(self, step: int) -> list[Text]:
-        return self._passes[step]
-
-    def _pass(self, number: int) -> list[list[Text]]:
+    def passing(self, number: int) -> list[list[Text]]:
         return order(self.texts, self.recipe.batch_tokens, self.recipe.seed + number)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -45,6 +45,8 @@ class TrainingTask(ABC, Generic[Chosen, Quality]):
         self.recipe, self.texts, self.held_out = recipe, texts, held_out
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.rng = np.random.default_rng(recipe.seed)
+        self._batches: list[list[Text]] = []
+        self._passed = 0
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -65,10 +67,16 @@ class TrainingTask(ABC, Generic[Chosen, Quality]):
         """Set what is found in the texts; not called where a run goes on."""
         return
 
-    @abstractmethod
-    def batch(self, step: int) -> Sequence[Text]:
-        """Return the texts of a step (from 0), a function of its number."""
-        ...
+    def passing(self, number: int) -> list[list[Text]]:
+        """Return the batches of a pass over the texts, by its number; here all texts at once."""
+        return [list(self.texts)]
+
+    def batch(self, step: int) -> list[Text]:
+        """Return the texts of a step (from 0), a function of its number: pass after pass."""
+        while step >= len(self._batches):
+            self._batches += self.passing(self._passed)
+            self._passed += 1
+        return self._batches[step]
 
     @abstractmethod
     def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
@@ -79,20 +87,6 @@ class TrainingTask(ABC, Generic[Chosen, Quality]):
     def judge(self) -> Quality:
         """Measure quality on what is held out."""
         ...
-
-
-class Passes:
-    """Batches of pass after pass over texts; `of` returns those of a pass by its number."""
-
-    def __init__(self, of: Callable[[int], list[list[Text]]]) -> None:
-        self._of, self._passes = of, 0
-        self._known: list[list[Text]] = []
-
-    def __getitem__(self, step: int) -> list[Text]:
-        while step >= len(self._known):
-            self._known += self._of(self._passes)
-            self._passes += 1
-        return self._known[step]
 
 
 def check_finite(loss: float, step: int, checkpoint: Path | None) -> None:

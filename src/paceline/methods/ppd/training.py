@@ -24,7 +24,6 @@ from paceline.lab.training.data import Text
 from paceline.lab.training.losses import find_loss
 from paceline.lab.training.objective import Hits
 from paceline.lab.training.optimisers import Rated, adam
-from paceline.lab.training.run import Passes
 from paceline.methods.ppd.prompt_tokens import NETWORK, PromptTokens, save_prompt_tokens
 from paceline.methods.ppd.recipe import PromptRecipe
 from paceline.runtimes.torch.model import TorchModel
@@ -87,7 +86,6 @@ class PromptTask(TaughtTask[PromptRecipe]):
         super().__init__(recipe, [each for each in fitting if each.index not in apart], held_out)
         self.steps, self.ranks = recipe.steps, RankCounts(NETWORK, recipe.depth, RANKS)
         self._network, self._loss = network, find_loss(recipe.loss)
-        self._passes = Passes(self._pass)
         self._make()
 
     def _make(self) -> None:
@@ -105,10 +103,7 @@ class PromptTask(TaughtTask[PromptRecipe]):
     def optimisers(self) -> list[Rated]:
         return [adam(self.module.parameters(), self.recipe.rate, betas=(0.9, 0.999))]
 
-    def batch(self, step: int) -> list[Text]:
-        return self._passes[step]
-
-    def _pass(self, number: int) -> list[list[Text]]:
+    def passing(self, number: int) -> list[list[Text]]:
         return order(self.texts, self.recipe.batch_tokens, self.recipe.seed + number)
 
     def _guesses(self, batch: Sequence[Chains]) -> tuple[Tensor, Tensor, IntArray]:

@@ -133,9 +133,6 @@ class FilterTask(TrainingTask[FilterRecipe, dict[str, float]]):
         rate = self.recipe.rate
         return [(torch.optim.AdamW(self.module.parameters(), lr=rate), rate)]
 
-    def batch(self, step: int) -> Sequence[Text]:
-        return ()
-
     def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
         scores = self.module(self._seen)[self._open]
         loss = functional.binary_cross_entropy_with_logits(scores, self._right[self._open])

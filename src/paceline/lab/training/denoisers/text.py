@@ -32,7 +32,6 @@ from paceline.lab.training.model import TrainableModel
 from paceline.lab.training.objective import Hits
 from paceline.lab.training.optimisers import Rated, optimisers
 from paceline.lab.training.recipe import TextDenoiserRecipe
-from paceline.lab.training.run import Passes
 from paceline.models.config import ModelConfig
 from paceline.models.families.base import HF_PARTS
 from paceline.models.source import ModelSource
@@ -117,16 +116,13 @@ class TextDenoiserTask(TaughtTask[TextDenoiserRecipe]):
             raise InvalidOption(f"token {recipe.mask} is in the texts: choose another mask")
         super().__init__(recipe, *hold_out(fitting))
         self.model, self.module, self.steps = model, model.module, recipe.steps
-        self._target, self._passes = target, Passes(self._pass)
+        self._target = target
 
     def optimisers(self) -> list[Rated]:
         rates = self.recipe.matrix_rate, self.recipe.vector_rate
         return optimisers(self.model.own, *rates, betas=(0.9, 0.999))
 
-    def batch(self, step: int) -> list[Text]:
-        return self._passes[step]
-
-    def _pass(self, number: int) -> list[list[Text]]:
+    def passing(self, number: int) -> list[list[Text]]:
         order = np.random.default_rng((self.recipe.seed, number)).permutation(len(self.texts))
         parts = np.split(order, range(self.recipe.batch, len(order), self.recipe.batch))
         return [[self.texts[i] for i in part] for part in parts]
