@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-core = pytest.importorskip("speculators.models.eagle3.core")
 
 import torch
 from tests.networks import test_published as published
@@ -20,6 +19,7 @@ from paceline.models.source import DirectorySource
 from paceline.runtimes.cpu.target import CpuTarget
 
 source = published.source
+core: Any = pytest.importorskip("speculators.models.eagle3.core")
 OURS = ("plain", "norm-before-residual", "norm-output", "norm-before-fc", "eagle-3.1")
 OURS += ("qwen3", "two-layers", "five-parts")
 

@@ -52,6 +52,7 @@ _COMMANDS = {
     "bounds": "paceline.cli.bounds:bounds",
     "doctor": "paceline.cli.doctor:doctor",
     "export": "paceline.cli.export:export",
+    "inspect": "paceline.cli.inspect:inspect",
     "methods": "paceline.cli.methods:methods",
     "pull": "paceline.cli.pull:pull",
     "bench": "paceline.cli.bench:bench",

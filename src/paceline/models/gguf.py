@@ -214,18 +214,15 @@ class GGUFFile:
 
         Some `rows` alone, of all outer dimensions as one, are `[rows, columns]`.
         """
-        import gguf
-
         kind, raw = self.stored(name)
         whole, raw, shape = len(raw), raw[rows], self.tensors[name].shape
         values = np.empty((len(raw), shape[-1]), np.float32)
         step = max(1, _PIECE // shape[-1])
         try:
-            number = gguf.GGMLQuantizationType[kind]
             with np.errstate(invalid="ignore", over="ignore"):  # what is not finite stays so
                 for begin in range(0, len(raw), step):
                     piece = slice(begin, begin + step)
-                    values[piece] = gguf.dequantize(raw[piece], number)
+                    values[piece] = dequantize(kind, raw[piece])
         except (NotImplementedError, KeyError) as error:
             raise self._unreadable(name, kind) from error
         return values.reshape(shape) if len(raw) == whole else values
@@ -373,6 +370,14 @@ class _Header:
             raise ValueError("it ends inside its header") from error
         self._at = at
         return out
+
+
+def dequantize(kind: str, blocks: npt.NDArray[np.uint8]) -> LogitArray:
+    """Return the rows of uint8 `[rows, bytes]`, blocks of a kind that has some, as float32."""
+    import gguf
+
+    found = gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])
+    return np.asarray(found, np.float32)
 
 
 def quantize(kind: str, matrix: LogitArray) -> npt.NDArray[np.uint8]:

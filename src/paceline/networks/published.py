@@ -24,7 +24,7 @@ from paceline.models import kinds
 from paceline.models.config import FINAL, ModelConfig, feature_layers
 from paceline.models.families import hf_config
 from paceline.models.families.base import GGUF_PARTS, HF_PARTS, LayerNames, heads_of
-from paceline.models.gguf import GGUFFile
+from paceline.models.gguf import GGUFFile, dequantize
 from paceline.models.hub import from_hub
 from paceline.models.ops import Ops, Rows, Sight
 from paceline.models.source import unknown_model
@@ -256,9 +256,14 @@ class PublishedHead:
         }
         scale = self._scale(read["fc"]())
         read |= {"scale": lambda: scale, "fc": lambda: self._fc(scale)}
-        if "embed" in self.names and not self._is("embed", weights, None, 0.08):
+        near = np.arange(config.vocab_size)
+        if "embed" in self.names and not self._is(
+            "embed", weights, near, self._read("embed"), 0.08
+        ):
             read["embed"] = self._reader("embed")
-        if "head" in self.names and not self._is("head", weights, ids, 0.0, order):
+        if "head" in self.names and not self._is(
+            "head", weights, ids, self._read("head")[order], 0
+        ):
             read["head"] = lambda: np.ascontiguousarray(self._read("head")[order])
         return Trained(network, LazyTensors(read), ids, {"model": model, "published": self.layout})
 
@@ -353,23 +358,17 @@ class PublishedHead:
         return as_stored(fc, self.metadata) if "feature_scale" in self.metadata else fc
 
     def _is(
-        self,
-        name: str,
-        weights: Weights,
-        ids: IntArray | None,
-        error: float,
-        order: IntArray | None = None,
+        self, name: str, weights: Weights, ids: IntArray, mine: LogitArray, error: float
     ) -> bool:
-        # Whether a matrix is the target's up to a relative error, by some rows, then by all.
-        theirs = name if name in weights else "embed"
-        mine, known = self._read(name), weights[theirs]
-        mine = mine if order is None else mine[order]
-        known = known if ids is None else known[ids]
-        if mine.shape != known.shape:
+        # Whether rows are the target's up to a relative error: some of them, then all.
+        table = weights.stored(name if name in weights else "embed")
+        if mine.shape[1] != table.shape[1]:
             return False
         for rows in (slice(None, None, max(1, len(mine) // 16)), slice(None)):
-            apart = np.linalg.norm(mine[rows] - known[rows], axis=1)
-            if (apart > error * np.linalg.norm(known[rows], axis=1)).any():
+            found = ids[rows] if table.order is None else table.order[ids[rows]]
+            known = dequantize(table.kind, table.blocks[found])
+            apart = np.linalg.norm(mine[rows] - known, axis=1)
+            if (apart > error * np.linalg.norm(known, axis=1)).any():
                 return False
         return True
 

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from paceline.core.cache import whole_file
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
-from paceline.models.gguf import quantize
+from paceline.models.gguf import dequantize, quantize
 from paceline.networks.base import Network, describe, geometry_from
 from paceline.networks.catalogue import build
 from paceline.networks.head_preview import SCREEN, HeadPreview, read_head_preview
@@ -137,9 +137,7 @@ def _unpacked(array: np.ndarray, kind: str) -> np.ndarray:
     fits = kind in _BLOCK_BYTES and array.ndim == 2 and array.dtype == np.uint8
     if not fits or array.shape[1] % _BLOCK_BYTES[kind]:
         return array
-    import gguf
-
-    return np.asarray(gguf.dequantize(array, gguf.GGMLQuantizationType[kind]))
+    return dequantize(kind, array)
 
 
 def load_network(path: Path) -> Trained:
