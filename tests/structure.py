@@ -26,7 +26,7 @@ FOLDERS: tuple[tuple[str, str], ...] = (
     ("policy", "how much to draft: costs, acceptance estimates, the draft gate, controllers"),
     ("verifiers", "lossless rules that check a draft"),
     ("trees", "the one place where trees of drafts are built"),
-    ("drafters", "drafters that defaults use, how drafters are combined, and what those of a kind share"),
+    ("drafters", "what defaults draft with, combinations, and what drafters of a kind share"),
     (
         "runtimes",
         "targets and networks on the CPU, on torch, on transformers, and a reference in NumPy",
