@@ -88,7 +88,7 @@ class Options(RuntimeOptions):
     def of(cls, asked: Self | RuntimeOptions | str, **values: Any) -> Self:
         """Return options of a model by name, or of others, with other values."""
         if isinstance(asked, cls):
-            return replace(asked, **values)
+            return replace(asked, **values) if values else asked
         if isinstance(asked, RuntimeOptions):
             return cls(**asdict(asked) | values)
         return cls(model=asked, **values)
