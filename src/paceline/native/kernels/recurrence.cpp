@@ -38,17 +38,16 @@ Vec in_chains(const Vec (&chains)[4]) { return (chains[0] + chains[1]) + (chains
 
 Vec change(const float* from, float* to, int64_t width, const Row& row, float* out) {
     Vec known[4] = {zeros(), zeros(), zeros(), zeros()}, read[4] = {zeros(), zeros(), zeros(), zeros()};
+    const Vec decay = all(row.decay);
     for (int64_t i = 0; i < width; i += 4) {
         for (int c = 0; c < 4; ++c) {
-            const Vec own = load(from + (i + c) * kLanes) * row.decay;
-            store(to + (i + c) * kLanes, own);
-            known[c] = fma(own, row.key[i + c], known[c]);
+            known[c] = fma(load(from + (i + c) * kLanes) * decay, row.key[i + c], known[c]);
         }
     }
     const Vec delta = (load(row.value) - in_chains(known)) * row.strength;
     for (int64_t i = 0; i < width; i += 4) {
         for (int c = 0; c < 4; ++c) {
-            const Vec own = fma(delta, row.key[i + c], load(to + (i + c) * kLanes));
+            const Vec own = fma(delta, row.key[i + c], load(from + (i + c) * kLanes) * decay);
             store(to + (i + c) * kLanes, own);
             read[c] = fma(own, row.query[i + c], read[c]);
         }
