@@ -15,7 +15,7 @@ from paceline.core.types import ROOT, TokenTree
 from paceline.models import ops
 from paceline.native.library import KV_DTYPES, CHeads, KvDtype
 from paceline.native.packed import Packed, rotary_table
-from paceline.native.program import Columns, Program
+from paceline.native.program import ALL, LAST, Columns, Program
 from paceline.runtimes.cpu.forward import ForwardBatch
 from paceline.runtimes.kv_cache import BlockPool, PagedCache
 from paceline.runtimes.reference.ops import AskedRows, ReferenceCache, ReferenceOps
@@ -84,14 +84,16 @@ def layer(
     sizes: Sizes,
     kept: KvDtype = "fp32",
     threads: int = 2,
-    whole: Any = None,
+    asked: int = ALL,
     rounded: bool = False,
+    pool: BlockPool | None = None,
 ) -> Layer:
     width = (sizes.heads + 2 * sizes.kv_heads) * sizes.width
     table = rotary_table(sizes.frequencies, LONGEST) if len(sizes.frequencies) else None
     norms = [*sizes.norms.values()] or [None, None]
     dtype = np.float32 if kept == "fp32" else np.float16
-    pool = BlockPool(1, sizes.kv_heads, sizes.width, 200, keep=0, dtype=dtype)
+    if pool is None:
+        pool = BlockPool(1, sizes.kv_heads, sizes.width, 200, keep=0, dtype=dtype)
     heads = CHeads(
         sizes.heads,
         sizes.kv_heads,
@@ -107,7 +109,7 @@ def layer(
     into = program.buffer("rows", width)
     out = program.buffer("rows", sizes.heads * sizes.width, rounded=rounded)
     program.paths("rows")
-    program.attention(pool.memory, table, norms, into, out, whole)
+    program.attention(pool.memory, table, norms, into, out, asked)
     return Layer(sizes, pool, program, into, out, threads, packed)
 
 
@@ -179,20 +181,19 @@ def test_it_is_the_reference(name: str, length: int, kept: KvDtype) -> None:
 @pytest.mark.parametrize("kept", FORMATS)
 def test_of_last_rows_alone_it_is_the_same(kept: KvDtype) -> None:
     """And keys and values of the others are there for whoever comes behind."""
-    sizes, whole = SHAPES["grouped"], np.ones(1, dtype=np.int32)
-    made = layer(sizes, kept, whole=whole)
+    sizes = SHAPES["grouped"]
+    made = layer(sizes, kept)
+    short = layer(sizes, kept, asked=LAST, pool=made.pool)
     lengths = (1, 40, 300, 3, 2)
     ends = np.cumsum(lengths)
     prompts, more = random_rows(sizes, ends[-1]), random_rows(sizes, 1 + len(TREE), seed=2)
 
-    def run(every: int) -> tuple[Any, Any]:
+    def run(asked: Layer) -> tuple[Any, Any]:
         caches, batch = [PagedCache(made.pool) for _ in lengths], ForwardBatch()
         for cache, length in zip(caches, lengths, strict=True):
             batch.add(Rows.draft(cache, [0] * length))
-        made.run(batch, random_rows(sizes, ends[-1], seed=7))  # what is left is not these results
-        whole[:] = every
-        first = made.run(batch, prompts)
-        whole[:] = 1
+        asked.run(batch, random_rows(sizes, ends[-1], seed=7))  # what is left is not these results
+        first = asked.run(batch, prompts)
         for cache, length in zip(caches, lengths, strict=True):
             cache.length = length
         behind = [drafted(made, cache, TREE, more) for cache in caches]
@@ -200,7 +201,7 @@ def test_of_last_rows_alone_it_is_the_same(kept: KvDtype) -> None:
             cache.release()
         return first, np.concatenate(behind)
 
-    (every, behind), (last, later) = run(1), run(0)
+    (every, behind), (last, later) = run(made), run(short)
     assert np.array_equal(last[ends - 1], every[ends - 1])
     assert np.array_equal(later, behind)
     others = np.setdiff1d(np.arange(ends[-1]), ends - 1)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from paceline.core.types import LogitArray
-from paceline.models.ops import Heads, Ops, Rows, Sight
+from paceline.models.ops import KV, Sight
 from paceline.native.packed import Packed
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Matrices, NetworkMatrices
 from paceline.runtimes.reference.formats import matrix
-from paceline.runtimes.reference.ops import ReferenceCache, ReferenceOps, Seen, attended
+from paceline.runtimes.reference.ops import ReferenceCache, ReferenceOps, Seen
 
 
 @dataclass(eq=False, slots=True)
@@ -29,7 +29,6 @@ class ReferenceNetworkCache:
         behind: rows that the first step wrote after the context.
         branched: rows of branches after those.
         lent: the target's cache, where the network reads it; its own without a target.
-        beside: whether it is the target's.
     """
 
     rows: ReferenceCache
@@ -37,7 +36,6 @@ class ReferenceNetworkCache:
     behind: int = 0
     branched: int = 0
     lent: ReferenceCache | None = None
-    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +49,25 @@ class ReferenceState:
 class DraftSights:
     """New context rows of a network, and drafts after the last."""
 
-    def __init__(self, cache: ReferenceCache, rows: int) -> None:
-        self.cache = cache
+    def __init__(
+        self, cache: ReferenceCache, rows: int, lent: ReferenceCache | None = None
+    ) -> None:
+        self.cache, self.lent = cache, lent
         self.context = cache.length + rows
-        self._drafted: defaultdict[int, int] = defaultdict(int)
+        self._drafted: defaultdict[int | KV, int] = defaultdict(int)
 
     @property
     def drafted(self) -> int:
         return max(self._drafted.values(), default=0)
 
-    def see(self, layer: int, rows: int, sees: Sight) -> Seen:
-        if sees == "again":
-            places = np.maximum(np.arange(self.context - rows, self.context), 0)
-            return Seen(places, None, np.ones((rows, self.context), np.bool_))
-        begin = self.cache.length
+    def see(self, kv: int | KV, rows: int, sees: Sight) -> Seen:
+        begin = self.context - rows if isinstance(kv, KV) else self.cache.length
         if sees in ("draft", "block"):
-            begin = self.context + self._drafted[layer]
-            self._drafted[layer] += rows
+            begin = self.context + self._drafted[kv]
+            self._drafted[kv] += rows
+        if isinstance(kv, KV):
+            mask = np.ones((rows, self.context), np.bool_)
+            return Seen(np.arange(begin, begin + rows), begin, mask)
         mask = np.tri(rows, begin + rows, begin, dtype=np.bool_)
         mask[:, begin:] |= sees == "block"
         return Seen(np.arange(begin, begin + rows), begin, mask)
@@ -76,13 +76,18 @@ class DraftSights:
 class StepSights:
     """Rows of one step of a branch: they see the context, `above` and themselves."""
 
-    def __init__(self, cache: ReferenceCache, context: int, above: Sequence[int], end: int) -> None:
+    def __init__(
+        self, cache: ReferenceNetworkCache, context: int, above: Sequence[int], end: int
+    ) -> None:
         """Bind places in the cache; the new rows begin at `end`."""
-        self.cache, self.context = cache, context
+        self.cache, self.lent, self.context = cache.rows, cache.lent, context
         self._above, self._end = list(above), end
 
-    def see(self, layer: int, rows: int, sees: Sight) -> Seen:
+    def see(self, kv: int | KV, rows: int, sees: Sight) -> Seen:
         begin, first = self._end, self.context + len(self._above)
+        if isinstance(kv, KV):
+            mask = np.ones((rows, self.context), np.bool_)
+            return Seen(np.arange(first, first + rows), begin, mask)
         mask = np.tri(rows, begin + rows, begin, dtype=np.bool_)
         mask[:, begin:] |= sees == "block"
         mask[:, self.context : begin] = False
@@ -90,37 +95,10 @@ class StepSights:
         return Seen(np.arange(first, first + rows), begin, mask)
 
 
-class DraftOps(ReferenceOps):
-    """With keys and values of the target in `cache`."""
-
-    cache: ReferenceNetworkCache
-
-    def know_target(self, make: Callable[[Ops], tuple[Rows, Rows]], heads: Heads) -> None:
-        assert self.cache.lent is not None
-        if self.cache.beside:
-            return
-        sights = DraftSights(self.cache.lent, self._sights.context - self._sights.cache.length)
-        made = make(ReferenceOps(self._formats, self._matrix, self._eps, sights))
-        k, v = (each.reshape(len(each), -1, heads.width) for each in made)
-        places = np.arange(self.cache.lent.length, sights.context)
-        k = self._turned(k, heads.rotary, None, places)
-        layer = len(self.cache.lent.data) - 1
-        self.cache.lent.store(layer, self.cache.lent.length, k, v)
-        self.cache.lent.length = sights.context
-
-    def attend_target(self, queries: Rows, heads: Heads) -> Rows:
-        assert self.cache.lent is not None
-        q = queries.reshape(len(queries), -1, heads.width)
-        q = self._turned(q, heads.rotary, None, self._positions)
-        stored = self.cache.lent.data[len(self.cache.lent.data) - 1, :, : self._sights.context]
-        mask = np.ones((len(q), stored.shape[1]), np.bool_)
-        return attended(q, stored, replace(heads, window=0), mask)
-
-
 class ReferenceRunner:
     """A network in NumPy, without noise or head preview. Implements `networks.runner.Runner`."""
 
-    ops = DraftOps
+    ops = ReferenceOps
 
     def __init__(self, trained: Trained, target: Matrices, precision: str) -> None:
         """Bind weights; arguments and errors are those of `NetworkMatrices`."""
@@ -167,20 +145,19 @@ class ReferenceRunner:
         state: ReferenceState = branch.state
         return state.value
 
-    def _ops(self, cache: ReferenceNetworkCache, sights: DraftSights | StepSights) -> DraftOps:
-        eps = self._network.geometry.norm_eps
-        ops = self.ops(self._formats, self._matrix, eps, sights)
-        ops.cache = cache
-        return ops
+    def _ops(self, sights: DraftSights | StepSights) -> ReferenceOps:
+        return self.ops(self._formats, self._matrix, self._network.geometry.norm_eps, sights)
 
-    def _start(self, update: ContextUpdate) -> tuple[DraftOps, LogitArray]:
+    def _start(self, update: ContextUpdate) -> tuple[ReferenceOps, LogitArray]:
         cache: ReferenceNetworkCache = update.cache
         read, again = cache.tail.again(update)
-        if update.target is not None:
-            cache.lent, cache.beside = update.target, True
         cache.rows.length -= again
-        sights = DraftSights(cache.rows, len(read.tokens))
-        ops = self._ops(cache, sights)
+        if update.target is not None:
+            cache.lent = update.target
+        elif self._network.reads_target:
+            self._lend(cache, read.features)
+        sights = DraftSights(cache.rows, len(read.tokens), cache.lent)
+        ops = self._ops(sights)
         tokens = cache.tail.windows(read.tokens)
         state: LogitArray = self._network.start(
             ops, read.features, tokens if self._network.window > 1 else tokens[:, 0]
@@ -189,6 +166,15 @@ class ReferenceRunner:
         cache.behind, cache.branched = sights.drafted, 0
         cache.tail.extend(read)
         return ops, state
+
+    def _lend(self, cache: ReferenceNetworkCache, features: LogitArray) -> None:
+        # Computes the target's keys and values of new rows.
+        network, lent = self._network, cache.lent
+        assert lent is not None
+        sights = DraftSights(lent, len(features))
+        ops = self._ops(sights)
+        ops.attend(len(lent.data) - 1, network.target_rows(ops, features), network.heads)
+        lent.length = sights.context
 
     def _chain(self, update: ContextUpdate, depth: int) -> list[Chain]:
         network = self._network
@@ -211,8 +197,8 @@ class ReferenceRunner:
         cache: ReferenceNetworkCache = branch.cache
         state: ReferenceState = branch.state
         end = cache.rows.length + cache.behind + cache.branched
-        sights = StepSights(cache.rows, cache.rows.length, state.places, end)
-        ops = self._ops(cache, sights)
+        sights = StepSights(cache, cache.rows.length, state.places, end)
+        ops = self._ops(sights)
         value = self._network.advance(ops, state.value, np.array(tokens), 1)
         places = state.places
         if self._network.layers:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from tests.networks.cases import GEOMETRY, NETWORKS, module
-from tests.networks.reference import DraftOps, ReferenceRunner
+from tests.networks.reference import ReferenceRunner
 
 from paceline.lab.training.module import DraftModule
 from paceline.models.weights import Stored
@@ -19,6 +19,7 @@ from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.cpu.networks.runner import CpuRunner
 from paceline.runtimes.kv_cache import BlockPool
+from paceline.runtimes.reference.ops import ReferenceOps
 
 RUNTIMES = ("cpu", "torch")
 
@@ -80,7 +81,7 @@ def runner(
 class Reference:
     """Drafts of the reference after a text that grows; `ops` may be a wrong one."""
 
-    def __init__(self, trained: DraftModule, ops: type[DraftOps] = DraftOps) -> None:
+    def __init__(self, trained: DraftModule, ops: type[ReferenceOps] = ReferenceOps) -> None:
         self.network, self.runner = trained.network, runner("reference", trained)
         self.runner.ops = ops
         self.cache = self.runner.open()

@@ -13,7 +13,7 @@ from tests.networks.runners import IDS, Held, cpu_runner, ready, runner, split
 
 from paceline.errors import InvalidOption, ModelError
 from paceline.native.packed import Packed
-from paceline.native.program import Program
+from paceline.native.program import ALL, Program
 from paceline.networks.base import Network
 from paceline.networks.catalogue import build
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Runner
@@ -169,7 +169,7 @@ def test_what_nobody_reads_is_spared(name: str, monkeypatch: pytest.MonkeyPatch)
     attention = Program.attention
 
     def noted(self: Program, *of: Any, **named: Any) -> None:
-        asked.append(of[-1] is None)
+        asked.append(of[-1] == ALL)
         attention(self, *of, **named)
 
     monkeypatch.setattr(Program, "attention", noted)
@@ -183,7 +183,7 @@ def test_what_nobody_reads_is_spared(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_rows_side_by_side_are_written_in_place() -> None:
     """Once, and they may be read again; what is somewhere else already is copied."""
     runner: Any = quantised(build("hydra", WIDE, {}))[0]
-    ops = runner._parts.ops(Sights(runner._parts.network.layers))
+    ops = runner._parts.ops(Sights())
     names = ops.program.names
     x = ops.loaded("above", 1, 64)
     normed = ops.norm(x, "norm")
@@ -196,7 +196,7 @@ def test_rows_side_by_side_are_written_in_place() -> None:
 def test_buffers_are_reused_after_the_last_use() -> None:
     """Not before: rows side by side keep theirs as long as one of them is there."""
     runner: Any = quantised(build("hydra", WIDE, {}))[0]
-    ops = runner._parts.ops(Sights(runner._parts.network.layers))
+    ops = runner._parts.ops(Sights())
     x = ops.loaded("above", 1, 64)
     normed = ops.norm(x, "norm")
     first = ops.concat([normed, ops.norm(x, "norm")]).columns()
@@ -207,7 +207,7 @@ def test_buffers_are_reused_after_the_last_use() -> None:
 
 def test_context_and_draft_rows_are_not_summed() -> None:
     runner: Any = quantised(build("hydra", WIDE, {}))[0]
-    ops = runner._parts.ops(Sights(runner._parts.network.layers))
+    ops = runner._parts.ops(Sights())
     context, draft = ops.loaded("features", 0, 64), ops.loaded("above", 1, 64)
     with pytest.raises(AssertionError, match="context and draft rows"):
         ops.linear(context, ["step.down.residual"], plus=draft)

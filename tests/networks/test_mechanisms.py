@@ -25,9 +25,16 @@ from paceline.methods.networks.kangaroo import Kangaroo
 from paceline.methods.networks.medusa import Medusa
 from paceline.methods.networks.specformer import SpecFormer
 from paceline.models.families.base import add_feed_forward
-from paceline.models.ops import Heads, Ops, Rows, Sight
+from paceline.models.ops import KV, Heads, Ops, Rows, Sight
 from paceline.networks.base import Network
-from paceline.networks.blocks import last_hidden, layer_names, lstm, slots_behind, stack
+from paceline.networks.blocks import (
+    decoder_layer,
+    last_hidden,
+    layer_names,
+    lstm,
+    slots_behind,
+    stack,
+)
 from paceline.networks.eagle3 import Eagle3
 from paceline.networks.torch_ops import NetworkTensors, TextAttention, TorchOps
 
@@ -142,9 +149,14 @@ class CausalSpecFormer(SpecFormer):
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         class Causal(TorchOps):
             def attend(
-                self, layer: int, x: Tensor, heads: Heads, sees: Sight = "context"
+                self,
+                kv: int | KV,
+                x: Tensor,
+                heads: Heads,
+                sees: Sight = "context",
+                newest: int = 1,
             ) -> Tensor:
-                return super().attend(layer, x, heads, "draft" if sees == "slots" else sees)
+                return super().attend(kv, x, heads, "draft" if sees == "slots" else sees, newest)
 
         ops.__class__ = Causal
         return super().start(ops, features, tokens)
@@ -286,10 +298,14 @@ class CausalBlocks(Falcon):
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         x = self._fuse(ops, features[..., -WIDTH:], tokens)
-        return ops.last(self._layer(ops, x, "context"), self.width)
+        return ops.last(self._causal(ops, x, "context"), self.width)
 
-    def _layer(self, ops: Ops, x: Rows, sees: Sight) -> Rows:
-        return super()._layer(ops, x, "draft" if sees == "block" else sees)
+    def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
+        return self._causal(ops, self._fuse(ops, state, tokens), "draft")
+
+    def _causal(self, ops: Ops, x: Rows, sees: Sight) -> Rows:
+        names = layer_names("layer", "layer_norm")
+        return ops.norm(decoder_layer(ops, names, self.heads, x, sees), "norm")
 
 
 @pytest.mark.parametrize(

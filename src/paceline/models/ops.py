@@ -11,7 +11,7 @@ after the last in decoding (`[sequences, slots, width]`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -26,12 +26,19 @@ Names: TypeAlias = Sequence[str]
 
 Activation = Literal["silu", "gelu"]  # gelu: the tanh approximation
 
-# "context": rows see those up to themselves, and in a model what its request says. "last": so do
-# they, and only what `last` gives of the results is returned. "draft": draft rows see the context
-# and all draft rows so far up to themselves. "block": so do they, and all of their own step.
-# "again": what `last` gives of the context, as a block: all of it sees the context up to the newest
-# of its rows. "slots": draft rows see one another, without positions or a cache.
-Sight = Literal["context", "last", "draft", "block", "again", "slots"]
+# What rows see. In a picture a line is a row, and its crosses are keys: of context rows (three in
+# all), then of draft rows of steps before (two), then of its own step (two).
+#
+#     "context"   "last"      "draft"          "block"          "slots"
+#      x . .
+#      x x .
+#      x x x       x x x       xxx | xx | x .   xxx | xx | x x   ... | .. | x x
+#                              xxx | xx | x x   xxx | xx | x x   ... | .. | x x
+#
+# In a model "context" is what its request says (`core.target.row_mask`). "last" is "context" of
+# which the newest rows alone are read from there on; they see one another both ways. "slots" have
+# no positions and no cache.
+Sight = Literal["context", "last", "draft", "block", "slots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,20 @@ class Heads:
     window: int = 0
     query_norm: str | None = None
     key_norm: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KV:
+    """Keys and values that others have stored, for queries that bring none.
+
+    Attributes:
+        layer: whose cache; -1 is the last.
+        target: that of the target beside a network, of which a row sees the whole context, and no
+            draft; else of the model or network itself.
+    """
+
+    layer: int
+    target: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +230,21 @@ class Ops(Protocol):
         """Return `[..., count, width]` from draft rows of one slot, `[..., 1, count * width]`."""
         ...
 
-    def attend(self, layer: int, x: Rows, heads: Heads, sees: Sight = "context") -> Rows:
-        """Store keys and values in the cache of `layer`, and attend to what each row sees.
+    def attend(
+        self, kv: int | KV, x: Rows, heads: Heads, sees: Sight = "context", newest: int = 1
+    ) -> Rows:
+        """Attend to what each row sees, and return `[..., heads * width]`.
 
-        `x` holds queries `[heads * width]`, keys and values `[kv_heads * width]` side by side.
-        Positions of draft rows are consecutive, from the one after the last context row.
+        Args:
+            kv: a layer, whose cache takes keys and values of `x` first; or who stored them.
+            x: queries `[heads * width]`, keys and values `[kv_heads * width]` side by side; of a
+                `KV` queries alone, with "last" those of the rows that `last` gives.
+            heads: shape; a `KV` has that of its layer.
+            sees: see `Sight`. Positions of draft rows are consecutive, from the one after the last
+                context row.
+            newest: with "last", how many rows are returned, as by `last`.
+
+        Raises RuntimeUnavailable if no target lends its keys and values.
         """
         ...
 
@@ -233,22 +264,6 @@ class Ops(Protocol):
         queries and keys of length 1, of which queries are divided by the root of their width,
         `S = a S + k (sigmoid(strength) (v - (a S)' k))'`, where `a = exp(rate softplus(decay +
         dt))`; the result is `S' q`.
-        """
-        ...
-
-    def know_target(self, make: Callable[[Ops], tuple[Rows, Rows]], heads: Heads) -> None:
-        """Provide the target's keys and values of new context rows to `attend_target`.
-
-        `make` computes them, `[..., kv_heads * width]` each, where no target runs beside the
-        network, with operations that have caches of their own. Raises
-        RuntimeUnavailable if the target does not share its KV cache.
-        """
-        ...
-
-    def attend_target(self, queries: Rows, heads: Heads) -> Rows:
-        """Attend to the target's keys and values up to each of the rows that `attend` returned.
-
-        In decoding these are draft rows, or the newest of the context, after `attend` with "last".
         """
         ...
 

@@ -41,6 +41,10 @@ _SHARPNESS = Struct("<f4x")
 # Elementwise operations of `join`.
 SUM, PRODUCT, SILU, LSTM_GATE, GATE = range(5)
 
+# Which rows `attention` computes, and how far those of `runs` see; `Asked` and `Upto` in C++.
+ALL, LAST, LENT = range(3)
+ITSELF, BLOCK, CONTEXT = range(3)
+
 
 @dataclass(frozen=True, slots=True)
 class Columns:
@@ -258,9 +262,9 @@ class Program:
         gated = len(experts) == 3
         self._add(name, "mix", packed, count, gated, activation, every, *views)
 
-    def paths(self, rows: str) -> None:
-        """Set the visible keys of rows: inputs "rows", "tables" and "singles"."""
-        inputs = map(self._input, ("rows", "tables", "singles"))
+    def paths(self, rows: str, of: str = "") -> None:
+        """Set the visible keys of rows: inputs "rows", "tables" and "singles", named after `of`."""
+        inputs = (self._input(f"{of}{each}") for each in ("rows", "tables", "singles"))
         self._add("paths", "paths", self._heads, self.longest, *inputs, self._count(rows))
 
     def attention(
@@ -270,7 +274,7 @@ class Program:
         norms: Sequence[Any],
         at: Columns,
         to: Columns,
-        whole: npt.NDArray[Any] | None = None,
+        asked: int = ALL,
         heads: CHeads | None = None,
     ) -> None:
         """Add attention of one layer over its keys and values.
@@ -279,16 +283,16 @@ class Program:
             memory: keys, and values.
             angles: rotary table.
             norms: of queries and of keys, if any.
-            at: queries, keys and values of the rows.
+            at: queries of the rows, and their keys and values unless these are `LENT`.
             to: destination.
-            whole: int32 `[1]`; at 0 only the last row of each sequence is computed. None: all.
+            asked: `ALL`, `LAST` (only the last row of each sequence is computed) or `LENT`
+                (nothing is stored).
             heads: shape, if not the program's.
         """
-        self._kept += [memory, whole]
+        self._kept.append(memory)
         layer = CLayer(
             *(each.ctypes.data for each in memory), *map(self.packed.keep, (angles, *norms))
         )
-        asked = None if whole is None else whole.ctypes.data
         self._add(
             "attention", "attention", heads or self._heads, layer, asked, _view(at), _view(to)
         )
@@ -381,37 +385,18 @@ class Program:
         """
         self._add("refine", "refine", head, _view(hidden), logits.width, best, _view(logits))
 
-    def runs(self, count: str, first: int = 0, slots: int = 0, block: bool = False) -> None:
-        """Set the visible keys of the next attention: each sequence up to the row itself.
-
-        Inputs are "sequences" and "tables" as in `paceline_runs`; `count` names their number. Rows
-        of a `block` all see up to the last of its `slots`.
-        """
-        inputs = self._input("sequences"), self._input("tables")
-        at = (*inputs, self._count(count), first, slots, block)
-        self._add("paths", "runs", self._heads, self.longest, *at)
-
-    def attend_lent(
-        self,
-        memory: npt.NDArray[Any],
-        heads: CHeads,
-        angles: LogitArray,
-        at: Columns,
-        to: Columns,
-        *,
-        further: int,
+    def runs(
+        self, count: str, first: int = 0, slots: int = 0, upto: int = ITSELF, of: str = ""
     ) -> None:
-        """Attend over keys and values of one layer of another program; nothing is stored.
+        """Set the visible keys of the next attention: each sequence, from its first key.
 
-        Inputs: "lent_rows" `[rows, 3]`, of each its position less `further`, how many keys it sees,
-        from the first, and the begin of its blocks in "lent_tables". `heads` are that layer's.
+        Inputs are "sequences" and "tables" as in `paceline_runs`, named after `of`; `count` names
+        their number. Rows see `upto` themselves (`ITSELF`), the last of the `slots` (`BLOCK`), or
+        the newest context row (`CONTEXT`).
         """
-        self._kept.append(memory)
-        layer = CLayer(*(each.ctypes.data for each in memory), self.packed.keep(angles), None, None)
-        inputs = self._input("lent_rows"), self._input("lent_tables"), further
-        self._add(
-            "attention", "attend_lent", heads, layer, self.longest, *inputs, *map(_view, (at, to))
-        )
+        inputs = self._input(f"{of}sequences"), self._input(f"{of}tables")
+        at = (*inputs, self._count(count), first, slots, upto)
+        self._add("paths", "runs", self._heads, self.longest, *at)
 
     def attend_slots(self, at: Columns, slots: int, to: Columns) -> None:
         """Attend among the `slots` rows of each sequence."""

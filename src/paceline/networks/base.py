@@ -183,6 +183,13 @@ class Network(ABC):
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         """Return the logits of a step, `[..., width, draft vocabulary]`; with `blank`, plus one."""
 
+    def target_rows(self, ops: Ops, features: Rows) -> Rows:
+        """Return what the target's last layer attends with, of context rows, `[..., qkv]`.
+
+        For a network that `reads_target`, where no target runs beside it: in training.
+        """
+        raise NotImplementedError(f"{self.name} does not read keys of its target")
+
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
         """Return the state of step `step` > 0 from the state before and tokens `[..., width]`."""
         raise NotImplementedError(f"{self.name} drafts in one step")

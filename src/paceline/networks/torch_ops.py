@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.models.ops import (
+    KV,
     Activation,
     DeltaRule,
     Experts,
     Heads,
     Name,
     Names,
-    Ops,
     Rotary,
     Sight,
 )
@@ -60,7 +60,10 @@ class NetworkTensors:
 
 
 class Qkv(NamedTuple):
-    """Queries, keys and values of new rows, `[..., heads, width]` each; rotated."""
+    """Queries, keys and values of rows, `[..., heads, width]` each; rotated.
+
+    Of a `KV` rows bring no heads of keys and values.
+    """
 
     queries: Tensor
     keys: Tensor
@@ -81,11 +84,11 @@ class Attention(ABC):
     """How the rows of one forward attend."""
 
     @abstractmethod
-    def places(self, layer: int, x: Tensor, heads: Heads, sees: Sight) -> Tensor:
+    def places(self, kv: int | KV, x: Tensor, heads: Heads, sees: Sight) -> Tensor:
         """Return the positions of the rows of `x`, `[..., rows]`; the same object if they are."""
 
     @abstractmethod
-    def attend(self, layer: int, qkv: Qkv, heads: Heads, sees: Sight) -> Tensor:
+    def attend(self, kv: int | KV, qkv: Qkv, heads: Heads, sees: Sight) -> Tensor:
         """Keep keys and values, and return `[..., heads, width]`; "last" is as "context"."""
 
     def last(self, x: Tensor, count: int) -> Tensor:
@@ -100,13 +103,9 @@ class Attention(ABC):
         """Return what rows of a model read of a state, `[rows, heads, value_width]`."""
         raise NotImplementedError("a network has no states")
 
-    def latest(self) -> Tensor:
-        """Return the positions of the rows that attended last."""
-        raise NotImplementedError("a model has no target")
-
-    def attend_target(self, queries: Tensor, heads: Heads) -> Tensor:
-        """Attend to the target's keys with the queries of those rows."""
-        raise NotImplementedError("a model has no target")
+    def newest(self, layer: int, queries: Tensor, heads: Heads) -> Tensor:
+        """Attend once more with what `last` gave of the queries, which see one another."""
+        raise NotImplementedError("rows of a model are all read")
 
 
 class TorchOps:
@@ -183,18 +182,23 @@ class TorchOps:
     def slots(self, x: Tensor, count: int) -> Tensor:
         return x.reshape(*x.shape[:-2], count, -1)
 
-    def attend(self, layer: int, x: Tensor, heads: Heads, sees: Sight = "context") -> Tensor:
-        counts = [heads.heads, heads.kv_heads, heads.kv_heads]
-        parts = x.reshape(*x.shape[:-1], sum(counts), heads.width)
-        queries, keys, values = parts.split_with_sizes(counts, dim=-2)
-        queries = queries if heads.query_norm is None else self.norm(queries, heads.query_norm)
-        keys = keys if heads.key_norm is None else self.norm(keys, heads.key_norm)
+    def attend(
+        self, kv: int | KV, x: Tensor, heads: Heads, sees: Sight = "context", newest: int = 1
+    ) -> Tensor:
+        rows = _parted(x, heads.width)
+        ends = heads.heads, heads.heads + heads.kv_heads
+        queries, keys, values = rows.tensor_split(ends, dim=-2)
         if sees == "slots":
             return among_slots(Qkv(queries, keys, values), heads).flatten(-2)
-        places = self.attention.places(layer, x, heads, sees)
-        queries, keys = (self._rotate(each, heads, places) for each in (queries, keys))
-        out = self.attention.attend(layer, Qkv(queries, keys, values), heads, sees).flatten(-2)
-        return self.last(out) if sees == "last" else out
+        places = self.attention.places(kv, x, heads, sees)
+        queries = self._placed(queries, heads, heads.query_norm, places)
+        keys = self._placed(keys, heads, heads.key_norm, places)
+        out = self.attention.attend(kv, Qkv(queries, keys, values), heads, sees)
+        if sees == "last" and not isinstance(kv, KV):
+            out = self.last(out)
+            if newest > 1:
+                out = self.attention.newest(kv, self.last(queries, newest), heads)
+        return out.flatten(-2)
 
     def convolve(self, layer: int, x: Tensor, name: str) -> Tensor:
         weights = self._weights.tensor(name).reshape(x.shape[-1], -1)
@@ -216,19 +220,6 @@ class TorchOps:
             (rate * functional.softplus(decays + dt)).exp(),
         )
         return self.attention.scan(layer, changes).flatten(-2).to(x.dtype)
-
-    def know_target(self, make: Callable[[Ops], tuple[Tensor, Tensor]], heads: Heads) -> None:
-        if not isinstance(self.attention, TextAttention):
-            return  # a target runs beside the network
-        # As the target computes them, where its texts stand; then they are moved.
-        plain = TorchOps(self._weights, self._eps, TextAttention())
-        keys, values = (_parted(each, heads.width) for each in make(plain))
-        places = self.attention.moved(torch.arange(keys.shape[1], device=keys.device))
-        self.attention.target = self._rotate(keys, heads, places), values
-
-    def attend_target(self, queries: Tensor, heads: Heads) -> Tensor:
-        q = self._rotate(_parted(queries, heads.width), heads, self.attention.latest())
-        return self.attention.attend_target(q, heads).reshape(*queries.shape)
 
     def route(self, x: Tensor, name: str, experts: Experts) -> Tensor:
         exact = torch.promote_types(x.dtype, torch.float32)
@@ -265,8 +256,9 @@ class TorchOps:
             out = out.index_add(0, rows, made * weights[rows, each, None])
         return out
 
-    def _rotate(self, x: Tensor, heads: Heads, places: Tensor) -> Tensor:
+    def _placed(self, x: Tensor, heads: Heads, norm: Name, places: Tensor) -> Tensor:
         rotary = heads.rotary
+        x = x if norm is None else self.norm(x, norm)
         if rotary is None:
             return x
         known = self._turns.get(rotary)
@@ -306,37 +298,34 @@ class TextAttention(Attention):
         self._offset = offset
         self._context: dict[int, tuple[Tensor, Tensor]] = {}
         self._drafted: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        self._slots: dict[int | KV, int] = defaultdict(int)  # drafted so far
         self._places: Tensor  # of the rows that attended last
-        self.target: tuple[Tensor, Tensor]
 
     def last(self, x: Tensor, count: int) -> Tensor:
         return x[:, _newest(x.shape[1], count, x.device)]
 
-    def places(self, layer: int, x: Tensor, heads: Heads, sees: Sight) -> Tensor:
-        time = torch.arange(x.shape[1], device=x.device)
-        places = time
-        if sees == "again":
-            places = _newest(len(time), x.shape[2], x.device)
-        elif sees in ("draft", "block"):
-            before = sum(keys.shape[2] for keys, _ in self._drafted[layer])
-            places = time[:, None] + 1 + before + torch.arange(x.shape[2], device=x.device)
-        self._places = places if places.ndim > 1 else places[:, None]
-        return self.moved(places)
-
-    def moved(self, places: Tensor) -> Tensor:
-        """Return positions further on, `[batch, ...]` if the texts differ in that."""
+    def places(self, kv: int | KV, x: Tensor, heads: Heads, sees: Sight) -> Tensor:
+        places = torch.arange(x.shape[1], device=x.device)
+        if sees in ("draft", "block"):
+            ahead = 1 + self._slots[kv] + torch.arange(x.shape[2], device=x.device)
+            places = places[:, None] + ahead
+            self._slots[kv] += x.shape[2]
+        elif isinstance(kv, KV):
+            places = _newest(len(places), x.shape[2], x.device)
+        self._places = places
+        # Moved: `[batch, ...]` if the texts differ in that.
         offset = self._offset
         if isinstance(offset, Tensor):
             offset = offset.reshape(-1, *[1] * places.ndim)
         return places + offset * (places >= ANCHORS)
 
-    def attend(self, layer: int, qkv: Qkv, heads: Heads, sees: Sight) -> Tensor:
+    def attend(self, kv: int | KV, qkv: Qkv, heads: Heads, sees: Sight) -> Tensor:
+        if isinstance(kv, KV):
+            return self._target_rows(kv.layer, qkv.queries, heads)
         if sees in ("draft", "block"):
-            return self._draft_rows(layer, qkv, heads, sees == "block")
-        if sees == "again":
-            return self._rows_again(layer, qkv.queries, heads)
+            return self._draft_rows(kv, qkv, heads, sees == "block")
         q, k, v = (each.transpose(1, 2) for each in qkv)
-        self._context[layer] = k, v
+        self._context[kv] = k, v
         seen = None
         if heads.window:
             places = torch.arange(q.shape[2], device=q.device)
@@ -347,7 +336,7 @@ class TextAttention(Attention):
         )
         return out.transpose(1, 2)
 
-    def _rows_again(self, layer: int, queries: Tensor, heads: Heads) -> Tensor:
+    def newest(self, layer: int, queries: Tensor, heads: Heads) -> Tensor:
         keys, values = self._context[layer]
         out = [  # each slot sees what its newest row sees
             functional.scaled_dot_product_attention(
@@ -390,16 +379,15 @@ class TextAttention(Attention):
         out = out + torch.einsum("bkgtsr,btrkd->btskgd", near, own_v)
         return out.flatten(3, 4)
 
-    def latest(self) -> Tensor:
-        return self.moved(self._places)
-
-    def attend_target(self, queries: Tensor, heads: Heads) -> Tensor:
+    def _target_rows(self, layer: int, queries: Tensor, heads: Heads) -> Tensor:
         q = queries.reshape(*queries.shape[:-2], heads.kv_heads, -1, heads.width) * heads.scale
-        keys, values = self.target
-        scores = torch.einsum("btskgd,bukd->bkgtsu", q, keys)  # letters as in `_draft_rows`
-        at = torch.arange(keys.shape[1], device=q.device)
-        weights = scores.masked_fill((at > at[:, None])[:, None], -math.inf).softmax(-1)
-        return torch.einsum("bkgtsu,bukd->btskgd", weights, values).flatten(-3, -2)
+        keys, values = self._context[layer]
+        scores = torch.einsum("btskgd,bkud->bkgtsu", q, keys)  # letters as in `_draft_rows`
+        at = torch.arange(keys.shape[2], device=q.device)
+        back = at[:, None] - at
+        hidden = (back < 0) | (back >= (heads.window or len(at)))
+        weights = scores.masked_fill(hidden[:, None], -math.inf).softmax(-1)
+        return torch.einsum("bkgtsu,bkud->btskgd", weights, values).flatten(-3, -2)
 
 
 def _newest(time: int, count: int, device: torch.device) -> Tensor:

@@ -19,7 +19,6 @@ from tests.drafters.network.test_trained import (
 )
 from tests.helpers.tiny_model import named_tensors, tiny_config
 from tests.networks.cases import GEOMETRY, context_rows, module, texts
-from tests.networks.reference import DraftOps
 from tests.networks.runners import IDS, RUNTIMES, Reference, runner
 from torch import Tensor
 
@@ -27,11 +26,12 @@ from paceline.drafters.base import NoDrafter
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.lab.training.module import DraftModule, share_target_weights
 from paceline.methods.networks.longspec import LongSpec, LongSpecDrafter
-from paceline.models.ops import Heads
-from paceline.networks.base import Geometry
+from paceline.models.ops import KV
+from paceline.networks.base import Geometry, Network
 from paceline.networks.runner import Branch, ContextUpdate
 from paceline.networks.torch_ops import NetworkTensors, TextAttention, TorchOps
 from paceline.runtimes.kv_cache import BLOCK, CHUNK, BlockPool, PagedCache
+from paceline.runtimes.reference.ops import ReferenceOps
 from paceline.runtimes.torch.cache import TorchCache
 from paceline.runtimes.torch.target import TorchTarget
 
@@ -74,9 +74,15 @@ class Lender:
         buffers = trained.get_buffer("embedding"), trained.get_buffer("head")
         ops = TorchOps(NetworkTensors(tensors, *buffers), GEOMETRY.norm_eps, TextAttention())
         with torch.no_grad():
-            tokens = torch.zeros(1, rows, dtype=torch.int64)
-            trained.network.start(ops, features[None, :rows], tokens)
-        return ops.attention.target
+            return kept(ops, trained.network, features[None, :rows])
+
+
+def kept(ops: TorchOps, network: Network, features: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of the target, `[texts, rows, kv_heads, head_dim]`, which `ops` get too."""
+    plain = TorchOps(ops._weights, GEOMETRY.norm_eps, TextAttention())
+    ops.attend(-1, network.target_rows(plain, features), network.heads)
+    keys, values = ops.attention._context[-1]
+    return keys.transpose(1, 2), values.transpose(1, 2)
 
 
 def across(
@@ -159,8 +165,8 @@ def test_what_is_lent_is_not_copied() -> None:
     cache = compiled.open()
     compiled.draft([ContextUpdate(cache, read.astype(np.float32), behind, lent)], 2)
     assert cache.target is not None
-    assert cache.target.data_ptr() == lent.data[-1].data_ptr()
-    assert cache.target.shape[2] == 6
+    assert cache.target.data_ptr() == lent.data.data_ptr()
+    assert cache.target.shape[3] == 6
     compiled.release(cache)
     assert cache.target is None
 
@@ -185,43 +191,49 @@ def test_rows_made_in_training_are_those_that_the_target_keeps(layer: int) -> No
     rows = torch.from_numpy(features)[None], torch.tensor([tokens])
     with torch.no_grad():  # while it learns, texts are moved
         ops, _, _ = next(trained.unroll(*rows, lambda _: torch.zeros(0)))
-    for kind, each in enumerate(ops.attention.target):
-        kept = cache.data[layer, kind, :, : len(tokens)].cpu()
-        same = torch.allclose(each[0].transpose(0, 1), kept, atol=1e-4)
+    for kind, each in enumerate(ops.attention._context[-1]):
+        stored = cache.data[layer, kind, :, : len(tokens)].cpu()
+        same = torch.allclose(each[0], stored, atol=1e-4)
         assert same == (layer == 6)
 
 
-class Blind(DraftOps):
+class Blind(ReferenceOps):
     """Negative control: no cross-attention."""
 
-    def attend_target(self, queries: Any, heads: Heads) -> Any:
-        return 0 * queries
+    def attend(self, kv: Any, *given: Any) -> Any:
+        out = super().attend(kv, *given)
+        return 0 * out if isinstance(kv, KV) else out
 
 
-class Shifted(DraftOps):
+class Shifted(ReferenceOps):
     """Negative control: queries stand one place further on."""
 
-    def attend_target(self, queries: Any, heads: Heads) -> Any:
-        self._positions = self._positions + 1
-        return super().attend_target(queries, heads)
+    def _turned(self, x: Any, rotary: Any, norm: Any, positions: Any) -> Any:
+        asked = x.shape[1] == GEOMETRY.heads and not self._stored
+        return super()._turned(x, rotary, norm, positions + asked)
+
+    def attend(self, kv: Any, *given: Any) -> Any:
+        self._stored = not isinstance(kv, KV)
+        return super().attend(kv, *given)
 
 
-class Short(DraftOps):
+class Short(ReferenceOps):
     """Negative control: the newest row of the target is not seen."""
 
-    def attend_target(self, queries: Any, heads: Heads) -> Any:
-        self._sights.context -= 1
-        out = super().attend_target(queries, heads)
-        self._sights.context += 1
+    def attend(self, kv: Any, *given: Any) -> Any:
+        short = isinstance(kv, KV)
+        self._sights.context -= short
+        out = super().attend(kv, *given)
+        self._sights.context += short
         return out
 
 
 @every_runtime
 @pytest.mark.parametrize(
-    ("wrong", "reach"), [(DraftOps, 3), (DraftOps, 4), (Blind, 3), (Shifted, 3), (Short, 3)]
+    ("wrong", "reach"), [(ReferenceOps, 3), (ReferenceOps, 4), (Blind, 3), (Shifted, 3), (Short, 3)]
 )
 def test_another_architecture_is_told_apart(
-    runtime: str, wrong: type[DraftOps], reach: int
+    runtime: str, wrong: type[ReferenceOps], reach: int
 ) -> None:
     """Without cross-attention, by a window, by an offset, by a row: all draft something else."""
     trained, compiled, lender = across(runtime, reach=3)
@@ -235,7 +247,7 @@ def test_another_architecture_is_told_apart(
     expected = drafter.draft(read, behind, [int(IDS[2])] * 3)[0]
     same = np.allclose(root.logits, expected, atol=1e-3)
     trained.network.reach = 3
-    assert same == (wrong is DraftOps and reach == 3)
+    assert same == (wrong is ReferenceOps and reach == 3)
 
 
 @every_runtime
@@ -318,6 +330,8 @@ def logits_at(trained: DraftModule, features: Tensor, tokens: Tensor, offset: in
     ops = TorchOps(weights, network.geometry.norm_eps, TextAttention(offset))
     with torch.no_grad():
         following = torch.cat([tokens[:, 1:], tokens[:, :1]], dim=1)
+        if network.reads_target:
+            kept(ops, network, features)
         return network.logits(ops, network.start(ops, features, following), 0)
 
 

@@ -164,6 +164,9 @@ class DraftModule(nn.Module):
         following = _context(tokens, network.window) if reads else tokens
         if reveal is not None:
             features, following = reveal(self, features, tokens)
+        if network.reads_target:  # where its texts stand; its keys are moved with the others
+            plain = TorchOps(weights, network.geometry.norm_eps, TextAttention())
+            ops.attend(-1, network.target_rows(plain, features), network.heads)
         state = network.start(ops, features, following)
         for step in range(network.steps):
             if step:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
-from paceline.models.ops import Ops, Rows, Sight
+from paceline.models.families.base import add_feed_forward
+from paceline.models.ops import Ops, Rows
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import decoder_layer, last_hidden, layer_names, layer_shapes, lstm
 
@@ -55,15 +56,18 @@ class Falcon(Network):
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         x = self._fuse(ops, last_hidden(ops, self.geometry, features), tokens)
-        # Keys and values of the context, of which the newest rows ask once more, as a block.
-        ops.attend(0, ops.linear(x, ["layer.qkv"], norm="layer_norm"), self.heads, "last")
-        return self._layer(ops, ops.last(x, self.width), "again")
+        qkv = ops.linear(x, ["layer.qkv"], norm="layer_norm")
+        mixed = ops.attend(0, qkv, self.heads, "last", self.width)
+        x = ops.linear(mixed, ["layer.o.residual"], plus=ops.last(x, self.width))
+        return ops.norm(add_feed_forward(ops, layer_names("layer"), x), "norm")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state)
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        return self._layer(ops, self._fuse(ops, state, tokens), "block")
+        x = self._fuse(ops, state, tokens)
+        names = layer_names("layer", "layer_norm")
+        return ops.norm(decoder_layer(ops, names, self.heads, x, "block"), "norm")
 
     def features_of(self, ops: Ops, state: Rows) -> Rows:
         return state
@@ -78,11 +82,6 @@ class Falcon(Network):
         embedded = ops.norm(ops.embed(tokens), "embed_norm")
         read = ops.concat([embedded, hidden * ops.weight("hidden_scale")])
         return lstm(ops, "lstm.1", lstm(ops, "lstm.0", read, width), width)
-
-    def _layer(self, ops: Ops, x: Rows, sees: Sight) -> Rows:
-        return ops.norm(
-            decoder_layer(ops, layer_names("layer", "layer_norm"), self.heads, x, sees), "norm"
-        )
 
 
 class FalconDrafter(TrainedDrafter):

@@ -18,7 +18,7 @@ from paceline.core.types import Needs
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import feature_layers
 from paceline.models.families.base import add_attention, add_feed_forward
-from paceline.models.ops import Ops, Rows, Sight
+from paceline.models.ops import KV, Heads, Ops, Rows, Sight
 from paceline.networks.base import Geometry, Shapes
 from paceline.networks.blocks import layer_names, stack
 from paceline.networks.eagle3 import Eagle3
@@ -74,28 +74,23 @@ class LongSpec(Eagle3):
         parts = {f"{last}norm", f"{last}qkv"}
         return {a: b for a, b in found if not a.startswith(last) or a in parts}
 
-    def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        shape = self.geometry
+    def target_rows(self, ops: Ops, features: Rows) -> Rows:
+        width, last = self.geometry.width, self.above - 1
+        high = ops.split(features, (2 * width, width, width))[1]
+        x = stack(ops, "target", self._whole, last, high, "context")
+        return ops.linear(x, [f"target.{last}.qkv"], norm=f"target.{last}.norm")
 
-        def make(ops: Ops) -> tuple[Rows, Rows]:
-            last = self.above - 1
-            high = ops.split(features, (2 * shape.width, shape.width, shape.width))[1]
-            x = stack(ops, "target", replace(self.heads, window=0), last, high, "context")
-            rows = ops.linear(x, [f"target.{last}.qkv"], norm=f"target.{last}.norm")
-            wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-            _, keys, values = ops.split(rows, (wide, narrow, narrow))
-            return keys, values
-
-        if self.reads_target:
-            ops.know_target(make, self.heads)
-        return super().start(ops, features, tokens)
+    @property
+    def _whole(self) -> Heads:
+        return replace(self.heads, window=0)
 
     def _decode(self, ops: Ops, x: Rows, read: Rows, sees: Sight) -> Rows:
         if not self.reads_target:
             return super()._decode(ops, x, read, sees)
         x = add_attention(ops, layer_names("layer"), self.heads, x, sees, read=read)
         asking = ops.linear(x, ["cross.q"], norm="cross.norm")
-        x = ops.linear(ops.attend_target(asking, self.heads), ["cross.o.residual"], plus=x)
+        mixed = ops.attend(KV(-1, target=True), asking, self._whole, sees)
+        x = ops.linear(mixed, ["cross.o.residual"], plus=x)
         return add_feed_forward(ops, layer_names("layer"), x)
 
 

@@ -106,44 +106,33 @@ void paceline_refine(Program* program, const Matrix* of, View hidden, int64_t wi
     });
 }
 
+// How far rows of a run see: up to themselves, to the last of their slots, or to the newest
+// context row.
+enum class Upto : int32_t { kItself, kBlock, kContext };
+
 // Sets the visible keys of plain runs. Input `sequences` holds per sequence its length, its new
 // rows, the begin of its block table and the rows that have left it in front. Rows are the new ones,
-// or `slots` rows from `first` after them, which all see as far as the last where `block` is set; the
-// first row of a sequence stands for those before it.
+// or `slots` rows from `first` after them; the first row of a sequence stands for those before it.
 void paceline_runs(Program* program, const Shape* of, int64_t longest, int32_t sequences,
-                   int32_t tables, int32_t count, int32_t first, int32_t slots, int32_t block) {
+                   int32_t tables, int32_t count, int32_t first, int32_t slots, int32_t upto) {
     program->add([=, shape = *of, rows = std::vector<int32_t>()](const Call& call) mutable {
         rows.clear();
         const int32_t* blocks = call.inputs[tables];
         for (int64_t s = 0; s < call.counts[count]; ++s) {
             const int32_t* at = call.inputs[sequences] + 4 * s;
-            const int32_t begin = slots ? at[0] + at[1] + first : at[0];
-            const int32_t end = begin + (slots ? slots : at[1]);
+            const int32_t context = at[0] + at[1], begin = slots ? context + first : at[0];
+            const int32_t end = slots ? begin + slots : context;
             for (int32_t row = begin; row < end; ++row) {
-                const int32_t place = std::max(row, 0), seen = block ? end : place + 1;
-                const int32_t slot = blocks[at[2] + place / kBlock] * kBlock + place % kBlock;
+                const int32_t place = std::max(row, 0);
+                const bool lent = Upto(upto) == Upto::kContext;  // its rows have no slot
+                const int32_t seen = lent ? context : Upto(upto) == Upto::kBlock ? end : place + 1;
+                const int32_t slot =
+                    lent ? 0 : blocks[at[2] + place / kBlock] * kBlock + place % kBlock;
                 rows.insert(rows.end(), {place + at[3], slot, at[2], seen, 0, seen});
             }
         }
         const Plan plan{rows.data(), int64_t(rows.size()) / kRowFields, blocks, nullptr};
         program->visible.find(shape.heads / shape.kv_heads, plan, longest);
-    });
-}
-
-// Attention over keys and values that another program stores. Input `rows` holds per row its
-// position, less `further`, the keys that it sees and the begin of its block table.
-void paceline_attend_lent(Program* program, const Shape* of, const Layer* in, int64_t longest,
-                          int32_t rows, int32_t tables, int32_t further, View from, View to) {
-    program->add([=, shape = *of, layer = *in, plain = std::vector<int32_t>(),
-                  visible = VisibleKeys()](const Call& call) mutable {
-        plain.clear();
-        for (int64_t r = 0; r < program->count(to, call); ++r) {
-            const int32_t* at = call.inputs[rows] + 3 * r;
-            plain.insert(plain.end(), {at[0] + further, 0, at[2], at[1], 0, at[1]});
-        }
-        const Plan plan{plain.data(), program->count(to, call), call.inputs[tables], nullptr};
-        visible.find(shape.heads / shape.kv_heads, plan, longest);
-        attention(shape, layer, visible, Asked::kLent, program->read(from), program->output(to));
     });
 }
 

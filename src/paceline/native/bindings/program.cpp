@@ -182,12 +182,12 @@ void paceline_paths(Program* program, const Shape* of, int64_t longest, int32_t 
     });
 }
 
-// For the last row of each sequence alone while `whole`, unless null, points to 0.
-void paceline_attention(Program* program, const Shape* of, const Layer* in, const int32_t* whole,
+// See `attention`.
+void paceline_attention(Program* program, const Shape* of, const Layer* in, int32_t asked,
                         View from, View to) {
     program->add([=, shape = *of, layer = *in](const Call&) {
-        const Asked asked = whole && !*whole ? Asked::kLast : Asked::kAll;
-        attention(shape, layer, program->visible, asked, program->read(from), program->output(to));
+        attention(shape, layer, program->visible, Asked(asked), program->read(from),
+                  program->output(to));
     });
 }
 

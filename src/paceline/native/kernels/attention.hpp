@@ -40,7 +40,7 @@ struct Layer {
 // Which rows attend; keys and values of all are stored.
 //   kLast: the last of each sequence
 //   kLent: all, over keys and values of others; they have none themselves, and nothing is stored
-enum class Asked { kAll, kLast, kLent };
+enum class Asked : int32_t { kAll, kLast, kLent };
 
 // Rotate, store keys and values, attend.
 //   qkv:  [count, (heads + 2 * kv_heads) * width]; of kLent [count, heads * width]

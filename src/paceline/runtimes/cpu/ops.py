@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple, Self
 
@@ -15,12 +14,18 @@ import numpy as np
 
 from paceline.core.types import LogitArray
 from paceline.errors import ModelError, RuntimeUnavailable
-from paceline.models.ops import Activation, DeltaRule, Experts, Heads, Name, Names, Ops, Sight
+from paceline.models.ops import KV, Activation, DeltaRule, Experts, Heads, Name, Names, Sight
 from paceline.native.library import KV_DTYPES, CDelta, CHeads, CMatrix, attends
 from paceline.native.packed import GROUP, LANES
 from paceline.native.program import (
+    ALL,
+    BLOCK,
+    CONTEXT,
     GATE,
     GATES,
+    ITSELF,
+    LAST,
+    LENT,
     LSTM_GATE,
     PRODUCT,
     SILU,
@@ -371,41 +376,54 @@ class CpuOps(Recorder):
             count, x.width // count, lambda to: self.program.unfold(x.columns(), count, to)
         )
 
-    def attend(self, layer: int, x: Rows, heads: Heads, sees: Sight = "context") -> Rows:
+    def attend(
+        self, kv: int | KV, x: Rows, heads: Heads, sees: Sight = "context", newest: int = 1
+    ) -> Rows:
         if not attends(heads.heads, heads.kv_heads, heads.width):
             raise ModelError(
                 f"heads of width {heads.width}, {heads.heads} over {heads.kv_heads}, do not run "
                 f"here (multiples of {LANES} up to 256, at most 48 to a key head): "
                 "use --runtime torch"
             )
-        width = heads.heads * heads.width
         if sees == "slots":
+            width = heads.heads * heads.width
             return self._like(
                 x, width, lambda to: self.program.attend_slots(x.columns(), x.slots, to)
             )
+        if isinstance(kv, KV):
+            return self._attend(kv, x, heads, LENT, sees)
+        # Where only last rows are read, no others are computed.
+        out = self._attend(kv, x, heads, LAST if sees == "last" else ALL, sees)
+        if not x.slots:
+            self.taken_in = self.operations
+        if newest > 1:
+            return self._attend(KV(kv), self.last(x, newest), heads, LENT, sees)
+        return self.last(out) if sees == "last" else out
+
+    def _attend(self, kv: int | KV, x: Rows, heads: Heads, asked: int, sees: Sight) -> Rows:
+        pool = self._lent if isinstance(kv, KV) and kv.target else self._pool
+        if pool is None:
+            raise RuntimeUnavailable("this network reads keys and values of a target beside it")
+        layer = kv.layer % (len(pool.memory) // 2) if isinstance(kv, KV) else kv
+        memory = pool.memory[2 * layer : 2 * layer + 2]
         angles = self._angles(heads)
-        shape = self._shape(heads, self._pool, angles)
-        memory = self._pool.memory[2 * layer : 2 * layer + 2]
+        shape = self._shape(heads, pool, angles)
         norms = [
             None if name is None else self._matrices.required(name)
             for name in (heads.query_norm, heads.key_norm)
         ]
-        # Where only last rows are read, no others are computed.
-        whole = np.zeros(1, dtype=np.int32) if sees == "last" else None
 
         def record(to: Columns) -> None:
-            self.program.attention(memory, angles, norms, x.columns(), to, whole, heads=shape)
+            self.program.attention(memory, angles, norms, x.columns(), to, asked, heads=shape)
 
         group = heads.heads // heads.kv_heads * heads.width
+        width = heads.heads * heads.width
         out = self._like(x, width, record, groups=group % GROUP == 0)
-        if self._sights is None:
-            return out
-        x.columns()
-        self._sights.see(self.program, layer, x.slots, sees)
-        out.columns()
-        if not x.slots:
-            self.taken_in = self.operations
-        return self.last(out) if sees == "last" else out
+        if self._sights is not None:
+            x.columns()
+            self._sights.see(self.program, kv, x.slots, sees)
+            out.columns()
+        return out
 
     def convolve(self, layer: int, x: Rows, name: str) -> Rows:
         weights = self._matrices.required(name)
@@ -436,24 +454,6 @@ class CpuOps(Recorder):
         assert self.records is not None
         shape = self._pool.states.shape
         return shape, self.records.part(layer * shape.record, shape.record)
-
-    def know_target(self, make: Callable[[Ops], tuple[Rows, Rows]], heads: Heads) -> None:
-        if self._lent is None:
-            raise RuntimeUnavailable("this network reads keys and values of a target beside it")
-
-    def attend_target(self, queries: Rows, heads: Heads) -> Rows:
-        assert self._lent is not None
-        assert self._sights is not None
-        assert queries.slots == 1, "one row of each sequence"
-        angles, further = self._angles(heads), self._sights.further
-        assert angles is not None
-        shape = self._shape(replace(heads, window=0), self._lent, angles)
-        memory = self._lent.memory[-2:]  # of the last layer
-
-        def record(to: Columns) -> None:
-            self.program.attend_lent(memory, shape, angles, queries.columns(), to, further=further)
-
-        return self._like(queries, queries.width, record)
 
     def _shape(self, heads: Heads, pool: BlockPool, angles: LogitArray | None) -> CHeads:
         return CHeads(
@@ -526,43 +526,40 @@ class Sights:
     """What the rows of a network see: the context of their sequence, then what was drafted.
 
     Attributes:
-        drafted: draft rows written so far, of each sequence, by layer.
-        further: position of the rows that attended last, behind the context.
+        drafted: draft rows so far, of each sequence, by what they attended to.
         blocks: whether rows of a step see one another both ways.
     """
 
-    def __init__(self, layers: int) -> None:
-        self.drafted = [0] * layers
-        self.further = 0
+    def __init__(self) -> None:
+        self.drafted: dict[int | KV, int] = defaultdict(int)
         self.blocks = False
-        self._seen: tuple[int, int, bool] | None = None
+        self._seen: tuple[str, int, int, int] | None = None
 
-    def see(self, program: Program, layer: int, slots: int, sees: Sight) -> None:
+    def see(self, program: Program, kv: int | KV, slots: int, sees: Sight) -> None:
         """Record what the rows of the next attention see."""
+        lent, target = isinstance(kv, KV), isinstance(kv, KV) and kv.target
+        first, upto = -slots, ITSELF
         if sees in ("draft", "block"):
+            first, upto = self.drafted[kv], BLOCK if sees == "block" else ITSELF
+            self.drafted[kv] += slots
             self.blocks |= sees == "block"
-            self._record(program, self.drafted[layer], slots, sees == "block")
-            self.further = 1 + self.drafted[layer]
-            self.drafted[layer] += slots
-        elif sees == "again":  # they write the same keys and values once more
-            self._record(program, -slots, slots, True)
-        elif self._seen != (0, 0, False):
-            self.further = 0
-            self._record(program, 0, 0, False)
+        elif not lent:
+            slots = 0
+        upto = CONTEXT if target or (lent and sees == "last") else upto
+        now = ("lent_" if target else "", first, slots, upto)
+        if self._seen != now:
+            self._seen = now
+            self._record(program, *now)
 
-    def _record(self, program: Program, before: int, slots: int, block: bool) -> None:
-        if self._seen != (before, slots, block):
-            self._seen = before, slots, block
-            program.runs("slots1", before, slots, block)
+    def _record(self, program: Program, of: str, first: int, slots: int, upto: int) -> None:
+        program.runs("slots1", first, slots, upto, of)
 
 
 class BranchSights(Sights):
     """What branches see are inputs: the context and the branch itself."""
 
-    def _record(self, program: Program, before: int, slots: int, block: bool) -> None:
-        if self._seen is None:
-            self._seen = before, slots, block
-            program.paths(rows_of(slots))
+    def _record(self, program: Program, of: str, first: int, slots: int, upto: int) -> None:
+        program.paths(rows_of(slots), of)
 
 
 def _slots(of: Rows | Operand) -> int:

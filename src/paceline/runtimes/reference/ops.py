@@ -14,13 +14,13 @@ from paceline.core import target
 from paceline.core.target import row_mask, row_parents, row_positions
 from paceline.core.types import BoolArray, IntArray, LogitArray
 from paceline.models.ops import (
+    KV,
     Activation,
     DeltaRule,
     Experts,
     Heads,
     Name,
     Names,
-    Ops,
     Rotary,
     Rows,
     Sight,
@@ -79,22 +79,23 @@ class Seen(NamedTuple):
 
     Attributes:
         positions: int64 `[rows]`, in the sequence.
-        begin: place of the first row in the cache; None for rows that are there already.
+        begin: place of the first row in the cache, unless a `KV` is seen.
         mask: bool `[rows, places]`.
     """
 
     positions: IntArray
-    begin: int | None
+    begin: int
     mask: BoolArray
 
 
 class SeenRows(Protocol):
-    """What the rows of one sequence see; `context` are committed."""
+    """What the rows of one sequence see; `context` are committed, `lent` is the target's cache."""
 
     cache: ReferenceCache
     context: int
+    lent: ReferenceCache | None
 
-    def see(self, layer: int, rows: int, sees: Sight) -> Seen: ...
+    def see(self, kv: int | KV, rows: int, sees: Sight) -> Seen: ...
 
 
 class AskedRows:
@@ -103,9 +104,10 @@ class AskedRows:
     def __init__(self, asked: target.Rows) -> None:
         self.cache: ReferenceCache = asked.cache
         self.context = self.cache.length
+        self.lent: ReferenceCache | None = None
         self._asked, self._places = asked, row_positions(asked)
 
-    def see(self, layer: int, rows: int, sees: Sight) -> Seen:
+    def see(self, kv: int | KV, rows: int, sees: Sight) -> Seen:
         return Seen(self._places, self.context, row_mask(self._asked))
 
 
@@ -123,7 +125,6 @@ class ReferenceOps:
         """Bind them; `eps` is that of all norms. A model with states is `asked` for its rows."""
         self._formats, self._matrix, self._eps, self._sights = formats, matrix, eps, sights
         self._root, self._parents = (asked.root, row_parents(asked)) if asked else (0, [])
-        self._positions: IntArray  # of the rows that attended last
 
     def weight(self, name: str) -> Rows:
         return self._formats.required(name)
@@ -224,22 +225,29 @@ class ReferenceOps:
             out[rows] = fma(made, weights[rows, each, None], out[rows])
         return out
 
-    def attend(self, layer: int, x: Rows, heads: Heads, sees: Sight = "context") -> Rows:
+    def attend(
+        self, kv: int | KV, x: Rows, heads: Heads, sees: Sight = "context", newest: int = 1
+    ) -> Rows:
         ends = np.cumsum([heads.heads, heads.kv_heads])
         q, k, v = np.split(x.reshape(len(x), -1, heads.width), ends, axis=1)
         if sees == "slots":
             k, v = (each.repeat(heads.heads // heads.kv_heads, axis=1) for each in (k, v))
             return among(q, k, v).reshape(len(x), -1)
-        seen = self._sights.see(layer, len(x), sees)
-        self._positions = seen.positions[-1:] if sees == "last" else seen.positions
-        q = self._turned(q, heads.rotary, heads.query_norm, seen.positions)
-        k = self._turned(k, heads.rotary, heads.key_norm, seen.positions)
-        if seen.begin is None:
-            stored = self._sights.cache.data[layer, :, : seen.mask.shape[1]]
+        seen = self._sights.see(kv, len(x), sees)
+        mask, q = seen.mask, self._turned(q, heads.rotary, heads.query_norm, seen.positions)
+        if isinstance(kv, KV):
+            cache = self._sights.lent if kv.target else self._sights.cache
+            assert cache is not None
+            stored = cache.data[kv.layer, :, : mask.shape[1]]
         else:
-            stored = self._sights.cache.store(layer, seen.begin, k, v)
-        out = attended(q, stored, heads, seen.mask)
-        return self.last(out) if sees == "last" else out
+            k = self._turned(k, heads.rotary, heads.key_norm, seen.positions)
+            stored = self._sights.cache.store(kv, seen.begin, k, v)
+            if sees == "last":
+                q, mask = self.last(q, newest), mask[[-1] * newest]
+        groups = heads.heads // heads.kv_heads
+        keys, values = stored.astype(np.float32).repeat(groups, axis=2)
+        paths = _paths(mask, heads.window)
+        return attention(q * np.float32(heads.scale), keys, values, paths).reshape(len(q), -1)
 
     def convolve(self, layer: int, x: Rows, name: str) -> Rows:
         weights = self._formats.required(name).reshape(x.shape[1], -1)
@@ -284,12 +292,6 @@ class ReferenceOps:
     def _note(self, kind: str, layer: int, states: list[LogitArray]) -> None:
         self._sights.cache.rows[kind, layer] = states[self._root :]
 
-    def know_target(self, make: Callable[[Ops], tuple[Rows, Rows]], heads: Heads) -> None:
-        raise NotImplementedError("a model has no target")
-
-    def attend_target(self, queries: Rows, heads: Heads) -> Rows:
-        raise NotImplementedError("a model has no target")
-
     def _turned(
         self, x: Rows, rotary: Rotary | None, norm: str | None, positions: IntArray
     ) -> Rows:
@@ -301,15 +303,6 @@ class ReferenceOps:
         cos, sin = turns(angles, rotary.factor)
         a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
-
-
-def attended(
-    q: LogitArray, stored: npt.NDArray[np.floating], heads: Heads, mask: BoolArray
-) -> Rows:
-    """Attend to keys and values of a cache, `[2, places, kv_heads, width]`."""
-    keys, values = stored.astype(np.float32).repeat(heads.heads // heads.kv_heads, axis=2)
-    q = q * np.float32(heads.scale)
-    return attention(q, keys, values, _paths(mask, heads.window)).reshape(len(q), -1)
 
 
 def _paths(mask: BoolArray, window: int) -> IntArray:

@@ -97,7 +97,7 @@ class RecurrentRows:
 
 def attend(
     cache: Tensor,
-    mask: Tensor,
+    mask: Tensor | None,
     queries: Tensor,
     keys: Tensor | None = None,
     values: Tensor | None = None,
@@ -109,18 +109,18 @@ def attend(
 
     Args:
         cache: `[2, kv_heads, capacity, head_dim]`.
-        mask: bool `[rows, cached - past + rows]`.
+        mask: bool `[rows, cached - past + rows]`; None if rows see all, and bring none.
         queries: `[rows, heads, head_dim]`.
-        keys: `[rows, kv_heads, head_dim]`.
+        keys: `[rows, kv_heads, head_dim]`; of no heads, or None, if rows bring none.
         values: `[rows, kv_heads, head_dim]`.
         scale: of the scores; None for `head_dim ** -0.5`.
         past: cached rows, from the first, that all rows see, and the mask does not name.
     """
-    rows, total = len(mask), past + mask.shape[1]
-    if keys is not None and values is not None:
+    rows, total = len(queries), cache.shape[2] if mask is None else past + mask.shape[1]
+    if keys is not None and values is not None and keys.shape[1]:
         cache[0, :, total - rows : total] = keys.transpose(0, 1)
         cache[1, :, total - rows : total] = values.transpose(0, 1)
-    if past:
+    if past and mask is not None:
         scale = queries.shape[-1] ** -0.5 if scale is None else scale
         parts = ((each[:, :past], each[:, past:total]) for each in cache)
         prefix, new = zip(*parts, strict=True)
@@ -166,7 +166,7 @@ class TorchNetworkCache:
         tail: last context tokens.
         drafted: draft rows after the context, visible to branches.
         left: rows dropped by a sliding window.
-        target: shared keys and values of the target, where the network reads them.
+        target: keys and values of the target, where the network reads them.
     """
 
     rows: TorchCache

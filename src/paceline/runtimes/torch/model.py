@@ -14,7 +14,7 @@ from paceline.core.types import LogitArray
 from paceline.models import families
 from paceline.models.config import ModelConfig
 from paceline.models.families import base
-from paceline.models.ops import Heads, Sight
+from paceline.models.ops import KV, Heads, Sight
 from paceline.models.weights import Weights
 from paceline.networks.torch_ops import Attention, Changes, Qkv, TorchOps
 from paceline.runtimes.torch.cache import RecurrentRows
@@ -135,8 +135,9 @@ class RowAttention(Attention):
     def scan(self, layer: int, rows: Changes) -> Tensor:
         return rows.values if self._recurrent is None else self._recurrent.scan(layer, rows)
 
-    def places(self, layer: int, x: Tensor, heads: Heads, sees: Sight) -> Tensor:
+    def places(self, kv: int | KV, x: Tensor, heads: Heads, sees: Sight) -> Tensor:
         return self._positions
 
-    def attend(self, layer: int, qkv: Qkv, heads: Heads, sees: Sight) -> Tensor:
+    def attend(self, kv: int | KV, qkv: Qkv, heads: Heads, sees: Sight) -> Tensor:
+        layer = kv.layer if isinstance(kv, KV) else kv
         return self._attend(layer, heads, *qkv)

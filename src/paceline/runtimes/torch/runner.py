@@ -10,11 +10,10 @@ from itertools import accumulate, groupby
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.models.ops import Heads, Sight
+from paceline.models.ops import KV, Heads, Sight
 from paceline.networks.base import Network, fused_of
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.torch_ops import Attention, NetworkTensors, Qkv, TorchOps
@@ -33,7 +32,7 @@ class Span:
         places: int64 `[rows]`, positions.
         mask: bool `[rows, total - past]`, visible cache rows; the last are its own.
         left: rows dropped from the cache: position minus cache row.
-        target: `[2, kv_heads, context rows, head_dim]`, shared keys and values of the target.
+        target: `[layers, 2, kv_heads, context rows, head_dim]`, the target's keys and values.
         past: cache rows, from the first, that all rows see.
     """
 
@@ -89,8 +88,8 @@ class SpanAttention(Attention):
         """Bind new context rows, after which chains are drafted, or draft rows of trees."""
         self._spans = context
         self._branches = branches
-        self._written: dict[int, int] = defaultdict(int)
-        self._latest: Sequence[Span] = ()  # of the rows that attended last
+        self._written: dict[int | KV, int] = defaultdict(int)
+        self._latest: Sequence[Span] = ()  # of the rows that attend
 
     @property
     def written(self) -> int:
@@ -107,64 +106,44 @@ class SpanAttention(Attention):
         rows = [[max(end - size, end - each) for each in back] for end, size in ends]
         return torch.tensor(rows, device=device)
 
-    def places(self, layer: int, x: Tensor, heads: Heads, sees: Sight) -> Tensor:
-        self._latest = self._seeing(layer, x, heads.window, sees)
+    def places(self, kv: int | KV, x: Tensor, heads: Heads, sees: Sight) -> Tensor:
+        self._latest = self._seeing(kv, x, heads.window, sees)
         places = torch.cat([span.places for span in self._latest])
         return places.reshape(x.shape[:-1])
 
-    def _seeing(self, layer: int, x: Tensor, reach: int, sees: Sight) -> Sequence[Span]:
+    def _seeing(self, kv: int | KV, x: Tensor, reach: int, sees: Sight) -> Sequence[Span]:
         if sees in ("context", "last"):
-            return self._spans
-        slots = x.shape[1]
-        if sees == "again":
-            context = torch.cat([span.places for span in self._spans])
-            places = context[self._newest_rows(slots, x.device)]
-            return [
-                replace(span, places=each, mask=span.mask[-1:].expand(len(each), -1))
-                for span, each in zip(self._spans, places, strict=True)
-            ]
-        spans = self._branches
+            return [each.end() for each in self._spans] if isinstance(kv, KV) else self._spans
+        slots, spans = x.shape[1], self._branches
         if not spans:
-            before = self._written[layer]
-            self._written[layer] += slots
+            before = self._written[kv]
+            self._written[kv] += slots
             spans = [span.behind(before, slots, reach) for span in self._spans]
         return [span.relaxed(slots) for span in spans] if sees == "block" else spans
 
-    def attend(self, layer: int, qkv: Qkv, heads: Heads, sees: Sight) -> Tensor:
+    def attend(self, kv: int | KV, qkv: Qkv, heads: Heads, sees: Sight) -> Tensor:
         shape, sizes = qkv.queries.shape, [len(span.places) for span in self._latest]
-        # Rows that are read again are in the cache already.
-        known = sees == "again"
-        rows = (each.reshape(-1, *each.shape[-2:]).split_with_sizes(sizes) for each in qkv)
+        rows = (each.flatten(0, -3).split_with_sizes(sizes) for each in qkv)
         out = []
         for span, q, k, v in zip(self._latest, *rows, strict=True):
-            k, v = (None, None) if known else (k, v)
-            data = span.cache.data[layer]
+            if isinstance(kv, KV):
+                assert span.target is not None
+                seen = span.target[kv.layer][:, :, -heads.window :]
+                out.append(attend(seen, None, q, scale=heads.scale))
+                continue
+            data = span.cache.data[kv]
             out.append(attend(data, span.mask, q, k, v, heads.scale, past=span.past))
-        if sees == "last":
-            self._latest = [span.end() for span in self._latest]
         return torch.cat(out).reshape(shape)
 
-    def latest(self) -> Tensor:
-        return torch.cat([span.places for span in self._latest])[:, None]
-
-    def attend_target(self, queries: Tensor, heads: Heads) -> Tensor:
-        # The newest context row and draft rows see all of the context: no mask is needed.
-        out = []
-        sizes = [len(span.places) for span in self._latest]
-        q = queries.reshape(-1, *queries.shape[-2:])
-        for span, rows in zip(self._latest, q.split_with_sizes(sizes), strict=True):
-            assert span.target is not None
-            keys, values = span.target
-            assert len(span.places) == 1 or span.places.min() >= keys.shape[1] - 1
-            mixed = functional.scaled_dot_product_attention(
-                rows.transpose(0, 1)[None],
-                keys[None],
-                values[None],
-                scale=heads.scale,
-                enable_gqa=True,
-            )
-            out.append(mixed[0].transpose(0, 1))
-        return torch.cat(out).reshape(*queries.shape)
+    def newest(self, layer: int, queries: Tensor, heads: Heads) -> Tensor:
+        rows = zip(self._spans, queries, strict=True)
+        masks = [span.mask[-1:].expand(queries.shape[1], -1) for span in self._spans]
+        return torch.stack(
+            [
+                attend(span.cache.data[layer], mask, q, scale=heads.scale)
+                for (span, q), mask in zip(rows, masks, strict=True)
+            ]
+        )
 
 
 def target_weights_for(network: Network, model: TorchModel) -> dict[str, Tensor]:
@@ -345,8 +324,8 @@ class TorchRunner:
                 f"network '{self._network.name}' reads keys and values of its target, and was "
                 "given none: give `ContextUpdate` the target's cache"
             )
-        lent: Tensor = context_update.target.data[-1]
-        return lent[:, :, :rows]
+        lent: Tensor = context_update.target.data
+        return lent[:, :, :, :rows]
 
     def _spans(self, asked: Sequence[Asked]) -> tuple[list[Span], list[tuple[int, ...]]]:
         width, reach = self._network.width, self._network.reach

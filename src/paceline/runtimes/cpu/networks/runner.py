@@ -61,14 +61,14 @@ class ChainProgram:
 
     Inputs (int32): `features` float32 `[rows, feature_width]`, if the network reads them, and
     `tokens [rows, window]` of the new context rows, `last_rows(n) [s, n]`; where the network
-    attends, `sequences [s, 4]` and `tables` as in `paceline_runs`; where it reads the target, those
-    of `Program.attend_lent`; `noise [s, tokens, 6]` of `noise_records`; `least` float32 `[s]`, as
-    `ContextUpdate.least`, where a step drafts one token.
+    attends, `sequences [s, 4]` and `tables` as in `paceline_runs`; where it reads the target, the
+    same of its cache, `lent_sequences` and `lent_tables`; `noise [s, tokens, 6]` of
+    `noise_records`; `least` float32 `[s]`, as `ContextUpdate.least`, where a step drafts one token.
     """
 
     def __init__(self, parts: NetworkParts, ids: IntArray, *, previewed: bool = False) -> None:
         """Build the program; `ids` is int64 `[draft vocabulary]`."""
-        network, sights = parts.network, Sights(parts.network.layers)
+        network, sights = parts.network, Sights()
         ops = self._ops = parts.ops(sights, previewed)
         slots, wide = network.width, network.feature_width
         features = ops.loaded("features", 0, wide) if network.reads_features else None
@@ -76,7 +76,7 @@ class ChainProgram:
         # Operations until context rows are in the caches.
         self.taken_in = ops.taken_in
         # Rows that the first step writes after the context of each sequence.
-        self.behind = max(sights.drafted, default=0)
+        self.behind = max(sights.drafted.values(), default=0)
         self._state = state.columns()
         # Rows of a state.
         self.slots = state.slots
@@ -143,13 +143,13 @@ class StepProgram:
     """Program of one step of branches: next states and logits from states and tokens.
 
     Inputs: `above` float32, parent states, and `tokens` int32 `[branches, width]`; where a step
-    attends, `rows`, `tables` and `singles` as for `Program.paths`; where it reads the target, those
-    of `Program.attend_lent`.
+    attends, `rows`, `tables` and `singles` as for `Program.paths`; where it reads the target,
+    `lent_rows` and `lent_tables` likewise.
     """
 
     def __init__(self, parts: NetworkParts, chains: ChainProgram) -> None:
         """Build the program; `chains` gives the states."""
-        network, sights = parts.network, BranchSights(parts.network.layers)
+        network, sights = parts.network, BranchSights()
         ops = self._ops = parts.ops(sights)
         self._slots = network.width
         above = ops.loaded("above", chains.slots, chains.width)
@@ -306,11 +306,11 @@ class Branches:
                 slot = paged.blocks[stored[seen] // BLOCK] * BLOCK + stored[seen] % BLOCK
                 sees = len(stored) if self._steps.blocks else seen + 1
                 rows += (left + run + seen, slot, table, run, begin, run + sees)
-            if self._lent:  # positions as of a chain's first step, one further on than its context
+            if self._lent:
                 context = left + paged.length
-                lent_rows += (left + run + len(stored) - 2, context, lent)
+                lent_rows += (left + run + len(stored) - 1, 0, lent, context, 0, context)
         found: dict[str, Input] = {"rows": rows, "tables": tables, "singles": singles}
-        return found | {"lent_rows": lent_rows, "lent_tables": lent_tables}
+        return found | {"lent_rows": lent_rows, "lent_tables": lent_tables, "lent_singles": []}
 
 
 # Context rows per prefill chunk.
@@ -454,7 +454,7 @@ class CpuRunner:
         block: list[int] = []
         sequences: list[int] = []
         tables: list[int] = []
-        lent_rows: list[int] = []
+        lent_sequences: list[int] = []
         lent_tables: list[int] = []
         for each, again in read:
             cache, count = each.cache, len(each.tokens)
@@ -474,7 +474,7 @@ class CpuRunner:
             if network.reads_target:
                 seen = cache.left + cache.paged.length - again + count
                 cache.lent = self._lent_blocks(each, seen)
-                lent_rows += (seen - 1, seen, len(lent_tables))
+                lent_sequences += (seen, 0, len(lent_tables), 0)
                 lent_tables += cache.lent
         inputs: dict[str, Input] = {
             "tokens": tokens,
@@ -482,7 +482,7 @@ class CpuRunner:
             last_rows(network.overlap + 1): block,
             "sequences": sequences,
             "tables": tables,
-            "lent_rows": lent_rows,
+            "lent_sequences": lent_sequences,
             "lent_tables": lent_tables,
             "noise": self._noise(context_update),
             "least": bits(np.array([each.least for each in context_update], dtype=np.float32)),
