@@ -153,22 +153,24 @@ def test_picked_tokens_and_windows_are_embedded() -> None:
     packed = formats.packed(made.packed, "F32", table)
     places = [made.buffer("rows", WIDTH) for _ in range(2)]
     made.embed(packed, picked.part(0, 1), places[0])
-    made.embed(packed, "tokens", places[1], stride=3, offset=1)
+    made.embed(packed, "tokens", places[1])
     logits = random(2, 16)
-    made.run({"rows": 2}, {"logits": bits(logits), "tokens": [9, 5, 9, 9, 2, 9]}, 1)
+    made.run({"rows": 2}, {"logits": bits(logits), "tokens": [5, 2]}, 1)
     best = logits[:, :8].argmax(1)
     np.testing.assert_array_equal(made.read(places[0], 2), table[best])
     np.testing.assert_array_equal(made.read(places[1], 2), table[[5, 2]])
 
 
-def test_rows_are_unfolded_into_slots() -> None:
+def test_rows_are_folded_into_slots_and_back() -> None:
     made = program()
     at = loaded(made, "x", "rows", 4 * WIDTH)
-    to = made.buffer("wide", 2 * WIDTH)
-    made.unfold(at, 2, to)
+    to, back = made.buffer("wide", 2 * WIDTH), made.buffer("rows", 4 * WIDTH)
+    made.fold(at, 4 * WIDTH, to)
+    made.fold(to, 2 * WIDTH, back)
     x = random(3, 4 * WIDTH)
     made.run({"rows": 3, "wide": 6}, {"x": bits(x)}, 1)
     np.testing.assert_array_equal(made.read(to, 6), x.reshape(6, -1))
+    np.testing.assert_array_equal(made.read(back, 3), x)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 16), (3, 3, 32), (6, 1, 80)])

@@ -25,7 +25,7 @@ class ReferenceNetworkCache:
 
     Attributes:
         rows: keys and values of the network's layers.
-        tail: last context tokens.
+        tail: last context rows.
         behind: rows that the first step wrote after the context.
         branched: rows of branches after those.
         lent: the target's cache, where the network reads it; its own without a target.
@@ -158,10 +158,7 @@ class ReferenceRunner:
             self._lend(cache, read.features)
         sights = DraftSights(cache.rows, len(read.tokens), cache.lent)
         ops = self._ops(sights)
-        tokens = cache.tail.windows(read.tokens)
-        state: LogitArray = self._network.start(
-            ops, read.features, tokens if self._network.window > 1 else tokens[:, 0]
-        )
+        state: LogitArray = self._network.start(ops, read.features, np.array(read.tokens))
         cache.rows.length = sights.context
         cache.behind, cache.branched = sights.drafted, 0
         cache.tail.extend(read)

@@ -208,7 +208,8 @@ class OneKindOfRows(Chimera):
     """Rows of the context hold trigrams, too."""
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        grams = ops.linear(ops.embed_windows(tokens), ["trigram.out"])
+        grams = ops.slots(ops.last(ops.embed(tokens), 3), 1)
+        grams = ops.linear(grams[:, :, 0], ["trigram.out"])
         summed = features + ops.concat([grams * 0, grams * 0, grams * 0, grams])
         return super().start(ops, summed, tokens)
 

@@ -172,10 +172,6 @@ class Ops(Protocol):
         """
         ...
 
-    def embed_windows(self, tokens: Rows) -> Rows:
-        """Return context rows `[..., window * width]` of `[..., window]` token ids."""
-        ...
-
     def norm(self, x: Rows, name: str, *, plus: Rows = None, heads: int = 1) -> Rows:
         """Return the norm of `x`, or of each of its heads, added to `plus` if given."""
         ...
@@ -227,7 +223,7 @@ class Ops(Protocol):
         ...
 
     def slots(self, x: Rows, count: int) -> Rows:
-        """Return `[..., count, width]` from draft rows of one slot, `[..., 1, count * width]`."""
+        """Return draft rows of `count` slots, `[..., count, width]`, with the same numbers."""
         ...
 
     def attend(

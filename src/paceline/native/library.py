@@ -26,13 +26,6 @@ class CView(ctypes.Structure):
     _fields_ = (("buffer", ctypes.c_int32), ("column", ctypes.c_int32))
 
 
-class CTokens(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int32) for name in ("input", "stride", "offset")),
-        ("picked", CView),
-    )
-
-
 class CPart(ctypes.Structure):
     _fields_ = (
         ("view", CView),
@@ -109,7 +102,7 @@ class CLayer(ctypes.Structure):
 _PTR, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 _MATRIX, _HEADS, _LAYER = map(ctypes.POINTER, (CMatrix, CHeads, CLayer))
-_TOKENS, _PART, _ROUTER = map(ctypes.POINTER, (CTokens, CPart, CRouter))
+_PART, _ROUTER = map(ctypes.POINTER, (CPart, CRouter))
 _CONVOLUTION, _DELTA = map(ctypes.POINTER, (CConvolution, CDelta))
 _SIGNATURES = {
     "packed_bytes": (_LONG, _INT, _LONG, _LONG),
@@ -119,7 +112,7 @@ _SIGNATURES = {
     "new": (_PTR,),
     "free": (None, _PTR),
     "buffer": (_INT, _PTR, _INT, _LONG, _INT),
-    "embed": (None, _PTR, _MATRIX, _PTR, _FLOAT, _TOKENS, CView),
+    "embed": (None, _PTR, _MATRIX, _PTR, _FLOAT, _INT, CView, CView),
     "gather": (None, _PTR, CView, _INT, _LONG, _PTR, _FLOAT, _LONG, CView, CView),
     "scatter": (None, _PTR, CView, _INT, _LONG, CView),
     "product": (None, _PTR, _MATRIX, _INT, _INT, _FLOAT, _PTR, _FLOAT, CView, CView, CView),
@@ -132,7 +125,7 @@ _SIGNATURES = {
     "delta": (None, _PTR, _DELTA, CView, CView, CView, CView),
     "load": (None, _PTR, _INT, _LONG, CView),
     "join": (None, _PTR, _INT, _PART, _PART, _LONG, CView),
-    "unfold": (None, _PTR, CView, _INT, _LONG, CView),
+    "fold": (None, _PTR, CView, _LONG, _LONG, CView),
     "pick": (None, _PTR, CView, _LONG, _PTR, _INT, _INT, _INT, _INT, CView),
     "leave": (None, _PTR, CView, _INT, _INT),
     "refine": (None, _PTR, _MATRIX, CView, _LONG, _LONG, CView),

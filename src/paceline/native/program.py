@@ -21,7 +21,6 @@ from paceline.native.library import (
     CMatrix,
     CPart,
     CRouter,
-    CTokens,
     CView,
     library,
 )
@@ -146,23 +145,19 @@ class Program:
         *,
         extra: LogitArray | None = None,
         scale: float = 1.0,
-        stride: int = 1,
-        offset: int = 0,
     ) -> None:
         """Embed token ids: rows of a matrix times `scale`, or of `extra` from its outputs on.
 
         Args:
             table: `[vocabulary, width]`.
-            ids: input name, read at `stride * row + offset`; or a buffer that `pick` filled.
+            ids: input name, or a buffer that `pick` filled.
             to: destination.
             extra: float32 `[m, width]`.
             scale: of the table's rows.
-            stride: see `ids`.
-            offset: see `ids`.
         """
         number, picked = (self._input(ids), None) if isinstance(ids, str) else (-1, ids)
-        at = CTokens(number, stride, offset, _view(picked))
-        self._add("embedding", "embed", table, self.packed.keep(extra), scale, at, _view(to))
+        at = number, _view(picked)
+        self._add("embedding", "embed", table, self.packed.keep(extra), scale, *at, _view(to))
 
     def gather(
         self,
@@ -349,9 +344,9 @@ class Program:
         """Combine rows elementwise."""
         self._add("join", "join", how, self._part(first), self._part(second), to.width, _view(to))
 
-    def unfold(self, at: Columns, slots: int, to: Columns) -> None:
-        """Split every row into `slots` rows."""
-        self._add("unfold", "unfold", _view(at), slots, to.width, _view(to))
+    def fold(self, at: Columns, width: int, to: Columns) -> None:
+        """Write the same numbers as rows of another width, `width` before."""
+        self._add("fold", "fold", _view(at), width, to.width, _view(to))
 
     def pick(
         self, logits: Columns, ids: IntArray, to: Columns, drawn: ChainNoise | None = None

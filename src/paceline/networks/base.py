@@ -80,8 +80,6 @@ class Network(ABC):
     name: ClassVar[str]
     # Attention layers, each with a KV cache of context rows.
     layers: ClassVar[int] = 0
-    # Token ids per context row, its own and those of the rows before; 0 for none.
-    window: ClassVar[int] = 1
     # Context rows before the new ones that are read again with them, for `Ops.last` of more rows.
     overlap: int = 0
     # Slots may be blank: logits get one more column, the last, and slots are not tied to depths
@@ -175,8 +173,7 @@ class Network(ABC):
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         """Encode context rows and return the state of the first step, as draft rows.
 
-        Features are `[..., 4 * width]`. Tokens are `[...]`, the token after each position, or
-        `[..., window]`, oldest first, if `window` is above 1.
+        Features are `[..., 4 * width]`. Tokens are `[...]`, the token after each position.
         """
 
     @abstractmethod

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.target import Target
-from paceline.core.types import IntArray, LogitArray
+from paceline.core.types import LogitArray
 from paceline.networks.base import Network
 from paceline.networks.weights import Trained
 
@@ -139,15 +139,10 @@ class NetworkTarget(Target, Protocol):
 
 
 class Tail:
-    """Newest rows of a context, for networks that read windows of tokens, or rows again.
-
-    Token 0 pads the start of windows.
-    """
+    """Newest rows of a context, for networks that read rows again."""
 
     def __init__(self, network: Network) -> None:
-        self._window = max(network.window, 1)
         self._overlap = network.overlap
-        self._tokens = [0] * (self._window - 1)
         self._read: list[ContextUpdate] = []
 
     def again(self, update: ContextUpdate) -> tuple[ContextUpdate, int]:
@@ -160,14 +155,8 @@ class Tail:
             old.tokens
         )
 
-    def windows(self, tokens: Sequence[int]) -> IntArray:
-        known = np.array([*self._tokens, *tokens], dtype=np.int64)
-        return np.lib.stride_tricks.sliding_window_view(known, self._window)
-
     def extend(self, update: ContextUpdate) -> None:
         """Note what `again` returned, which is in the cache now."""
-        known = [*self._tokens, *update.tokens]
-        self._tokens = known[len(known) - self._window + 1 :]
         if self._overlap:
             newest = slice(-self._overlap, None)
             features, tokens = update.features[newest].copy(), update.tokens[newest]

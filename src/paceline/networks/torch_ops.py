@@ -123,9 +123,6 @@ class TorchOps:
         out = functional.embedding(tokens, self._weights.tensor("embed"))
         return out if scale == 1.0 else out * scale
 
-    def embed_windows(self, tokens: Tensor) -> Tensor:
-        return self.embed(tokens).flatten(-2)
-
     def norm(self, x: Tensor, name: str, *, plus: Tensor | None = None, heads: int = 1) -> Tensor:
         # In float32 or better.
         wide = x.to(torch.promote_types(x.dtype, torch.float32))

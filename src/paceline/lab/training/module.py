@@ -12,7 +12,6 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from paceline.core.options import require
 from paceline.core.types import LogitArray
@@ -161,7 +160,7 @@ class DraftModule(nn.Module):
         offset = tokens.sum(1) * 2654435761 % (max(most, 0) + 1)
         weights = NetworkTensors(tensors, embedding, head)
         ops = TorchOps(weights, network.geometry.norm_eps, TextAttention(offset))
-        following = _context(tokens, network.window) if reads else tokens
+        following = ahead(tokens, 1) if reads else tokens
         if reveal is not None:
             features, following = reveal(self, features, tokens)
         if network.reads_target:  # where its texts stand; its keys are moved with the others
@@ -191,15 +190,6 @@ class DraftModule(nn.Module):
 
 def _slots(steps: Iterable[Tensor]) -> list[Tensor]:
     return [each for step in steps for each in step.unbind(-2)]
-
-
-def _context(tokens: Tensor, window: int) -> Tensor:
-    # With a window, each position has the tokens of the `window` places up to the next one.
-    following = ahead(tokens, 1)
-    if window == 1:
-        return following
-    padded = functional.pad(following, (window - 1, 0))
-    return padded.unfold(1, window, 1)
 
 
 def ahead(rows: Tensor, count: int) -> Tensor:

@@ -23,7 +23,7 @@ class Chimera(Network):
 
     name: ClassVar[str] = "chimera"
     layers: ClassVar[int] = 1
-    window: ClassVar[int] = 3
+    overlap = 2  # with its own row a trigram
 
     def __init__(self, geometry: Geometry, *, steps: int = 5, ffn_size: int = 0) -> None:
         super().__init__(geometry, steps=steps)
@@ -52,7 +52,8 @@ class Chimera(Network):
         read = hidden * ops.weight("hidden_scale")
         qkv = ops.linear(read, ["layer.qkv"], norm="layer_norm")
         ops.attend(0, qkv, self.heads, "last")  # fills the cache
-        return self._draft(ops, ops.last(hidden), ops.last(ops.embed_windows(tokens)))
+        grams = ops.slots(ops.last(ops.embed(tokens), 3), 1)
+        return self._draft(ops, ops.last(hidden), grams)
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         foretold, hidden, _ = self._parts(ops, state)

@@ -42,13 +42,15 @@ void paceline_join(Program* program, int32_t joint, const OperandPart* first, co
     });
 }
 
-// Of every row `slots` rows, each of `width` numbers.
-void paceline_unfold(Program* program, View from, int32_t slots, int64_t width, View to) {
+// Rows of `before` numbers as rows of `width`, of which one is a multiple of the other.
+void paceline_fold(Program* program, View from, int64_t before, int64_t width, View to) {
     program->add([=](const Call& call) {
         const Rows<const float> x = program->read(from);
         const Rows<float> out = program->rows(to);
-        for (int64_t r = 0; r < program->count(to, call); ++r) {
-            std::memcpy(out[r], x[r / slots] + r % slots * width, sizeof(float) * width);
+        const int64_t part = std::min(before, width);
+        for (int64_t at = 0; at < program->count(to, call) * width; at += part) {
+            std::memcpy(out[at / width] + at % width, x[at / before] + at % before,
+                        sizeof(float) * part);
         }
     });
 }

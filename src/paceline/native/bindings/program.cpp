@@ -64,27 +64,17 @@ int32_t paceline_buffer(Program* program, int32_t count, int64_t width, int32_t 
     return program->buffer(count, width, quantized);
 }
 
-// Source of token ids: entry r * stride + offset of an input, or, if that is -1, a buffer that
-// argmax filled.
-struct Tokens {
-    int32_t input, stride, offset;
-    View picked;
-};
-
-// Rows of a matrix, times `scale`; ids from its outputs on are rows of `more`, as they are.
+// Rows of a matrix, times `scale`; ids from its outputs on are rows of `more`, as they are. Ids are
+// those of an input, or, if that is -1, in a buffer that argmax filled.
 void paceline_embed(Program* program, const Matrix* of, const float* more, float scale,
-                    const Tokens* at, View to) {
-    program->add([=, table = *of, ids = *at](const Call& call) {
+                    int32_t input, View in, View to) {
+    program->add([=, table = *of](const Call& call) {
         const Rows<float> out = program->rows(to);
-        const Rows<const float> picked = program->read(ids.picked);
+        const Rows<const float> picked = program->read(in);
         const int64_t rows = program->count(to, call), width = table.inputs;
         each(rows, rows > 1, [&](int64_t r) {
             int32_t id;
-            if (ids.input < 0) {
-                std::memcpy(&id, picked[r], sizeof id);
-            } else {
-                id = call.inputs[ids.input][r * ids.stride + ids.offset];
-            }
+            std::memcpy(&id, input < 0 ? (const void*)picked[r] : call.inputs[input] + r, sizeof id);
             if (id >= table.outputs) {
                 std::memcpy(out[r], more + (id - table.outputs) * width, sizeof(float) * width);
                 return;

@@ -125,13 +125,11 @@ def nothing(_: Columns) -> None: ...
 class Tokens(NamedTuple):
     """Token ids: the name of an input, or a buffer that `pick` filled.
 
-    Of `slots` draft rows per sequence, or of context rows, `window` of each; 0 slots also for rows
-    of a model.
+    Of `slots` draft rows per sequence; 0 for context rows, and those of a model.
     """
 
     ids: str | Columns
     slots: int = 0
-    window: int = 1
 
 
 def last_rows(count: int) -> str:
@@ -216,19 +214,11 @@ class CpuOps(Recorder):
         return Operand(None, weights=self._matrices.required(name))
 
     def embed(self, tokens: Tokens, scale: float = 1.0) -> Rows:
-        return self._embed(tokens, 0, scale)
-
-    def embed_windows(self, tokens: Tokens) -> Rows:
-        return self.concat([self._embed(tokens, offset) for offset in range(tokens.window)])
-
-    def _embed(self, tokens: Tokens, offset: int, scale: float = 1.0) -> Rows:
         [table] = self._matrices.of(["embed"])
-        ids, slots, window = tokens
+        ids, slots = tokens
 
         def record(to: Columns) -> None:
-            self.program.embed(
-                table, ids, to, extra=self._extra, scale=scale, stride=window, offset=offset
-            )
+            self.program.embed(table, ids, to, extra=self._extra, scale=scale)
 
         return self._draft_rows(slots, table.inputs, record)
 
@@ -372,8 +362,9 @@ class CpuOps(Recorder):
         )
 
     def slots(self, x: Rows, count: int) -> Rows:
+        width = x.width * x.slots // count
         return self._draft_rows(
-            count, x.width // count, lambda to: self.program.unfold(x.columns(), count, to)
+            count, width, lambda to: self.program.fold(x.columns(), x.width, to)
         )
 
     def attend(

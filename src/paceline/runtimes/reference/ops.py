@@ -138,9 +138,6 @@ class ReferenceOps:
         rows = rows.reshape(*ids.shape, -1)
         return rows if scale == 1.0 else rows * np.float32(scale)
 
-    def embed_windows(self, tokens: IntArray) -> Rows:
-        return self.embed(tokens).reshape(len(tokens), -1)
-
     def norm(self, x: Rows, name: str, *, plus: Rows = None, heads: int = 1) -> Rows:
         parts = x.reshape(*x.shape[:-1], heads, -1)
         out = normed(parts, self._formats.required(name), self._eps).reshape(x.shape)

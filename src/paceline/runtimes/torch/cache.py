@@ -163,7 +163,7 @@ class TorchNetworkCache:
 
     Attributes:
         rows: keys and values of the network's layers.
-        tail: last context tokens.
+        tail: last context rows.
         drafted: draft rows after the context, visible to branches.
         left: rows dropped by a sliding window.
         target: keys and values of the target, where the network reads them.

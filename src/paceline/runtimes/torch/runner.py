@@ -303,12 +303,8 @@ class TorchRunner:
         if self._network.reads_features:
             read = np.concatenate([each.features for each in context_update])
             features = self._tensor(read).to(self._place[0])
-        windows = [
-            cache.tail.windows(g.tokens) for cache, g in zip(caches, context_update, strict=True)
-        ]
-        tokens = self._tensor(np.concatenate(windows))
-        if tokens.shape[1] == 1:
-            tokens = tokens[:, 0]
+        read_tokens = [token for each in context_update for token in each.tokens]
+        tokens = self._tensor(np.array(read_tokens, dtype=np.int64))
         state: Tensor = self._network.start(ops, features, tokens)
         for cache, (each, again) in zip(caches, behind, strict=True):
             cache.rows.length += len(each.tokens) - again

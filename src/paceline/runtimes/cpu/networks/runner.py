@@ -60,7 +60,7 @@ class ChainProgram:
     """Program that prefills context rows, then drafts chains.
 
     Inputs (int32): `features` float32 `[rows, feature_width]`, if the network reads them, and
-    `tokens [rows, window]` of the new context rows, `last_rows(n) [s, n]`; where the network
+    `tokens [rows]` of the new context rows, `last_rows(n) [s, n]`; where the network
     attends, `sequences [s, 4]` and `tables` as in `paceline_runs`; where it reads the target, the
     same of its cache, `lent_sequences` and `lent_tables`; `noise [s, tokens, 6]` of
     `noise_records`; `least` float32 `[s]`, as `ContextUpdate.least`, where a step drafts one token.
@@ -72,7 +72,7 @@ class ChainProgram:
         ops = self._ops = parts.ops(sights, previewed)
         slots, wide = network.width, network.feature_width
         features = ops.loaded("features", 0, wide) if network.reads_features else None
-        state = network.start(ops, features, Tokens("tokens", window=max(network.window, 1)))
+        state = network.start(ops, features, Tokens("tokens"))
         # Operations until context rows are in the caches.
         self.taken_in = ops.taken_in
         # Rows that the first step writes after the context of each sequence.
@@ -207,7 +207,7 @@ class NetworkCache:
 
     Attributes:
         paged: keys and values of the network's layers.
-        tail: last context tokens.
+        tail: last context rows.
         branched: rows of branches stored after the context until the next draft.
         left: rows that a window has left, in front of those in `paged`.
         lent: blocks of the target that hold the context, where the network reads them.
@@ -461,10 +461,7 @@ class CpuRunner:
             rows += count
             newest.append(rows - 1)
             block += [max(rows - count, rows - back) for back in range(network.overlap + 1, 0, -1)]
-            if network.window > 1:
-                tokens += cache.tail.windows(each.tokens).ravel().tolist()
-            else:
-                tokens += each.tokens
+            tokens += each.tokens
             if network.layers:
                 cache.prune()
                 cache.slide(network.reach)
