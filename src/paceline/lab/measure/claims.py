@@ -149,7 +149,7 @@ def without_claims(
         return list(columns), [list(row) for row in rows], []
     named = [dict(zip(columns, row, strict=True)) for row in rows]
     most, _ = Counter(row["mode"] for row in named).most_common(1)[0]
-    kept = [key for key in columns if key not in (*CLAIMED[1:], WHY, "mode", "guarantee")]
+    kept = [key for key in columns if key not in (*CLAIMED[1:], WHY, "mode", "guarantee", "c(n)")]
     idle: dict[str, list[str]] = {}
     out = []
     for row in named:

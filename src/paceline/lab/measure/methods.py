@@ -357,7 +357,7 @@ def record(path: Path, about: Mapping[str, Any], of: Sequence[Sequence[str]]) ->
 
 
 NOTE = (
-    "Each system by turns with plain decoding. Tokens per forward, acceptance, rows, c(n) and "
+    "Each system by turns with plain decoding. Tokens per forward, acceptance, rows and "
     "*speed-up* are with the draft sizes of its paper, where the configuration names them; *sized "
     "here*, *in a batch* and *other temperature* with those that the cost model finds to pay. "
     "Intervals are 90%, over prompts; those of "
