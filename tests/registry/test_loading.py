@@ -417,7 +417,7 @@ def test_what_a_target_declares_is_what_it_has(runtime: str, model: str) -> None
     target = load_model(model, runtime=runtime).target
     facts = target.capabilities
     declared = {"run_network": facts.networks, "add_embeddings": facts.embeddings}
-    declared |= {"memory": facts.paged}
+    declared |= {"memory": facts.paged, "inference_seconds": facts.timed, "counted": facts.timed}
     assert {name: hasattr(target, name) for name in declared} == declared
     assert facts.head is None
 

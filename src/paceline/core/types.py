@@ -275,6 +275,7 @@ class Capabilities:
         networks: it runs drafter networks, as a `paceline.networks.runner.NetworkTarget`.
         embeddings: draft nodes may hold embeddings: it has `add_embeddings`.
         paged: it is an `paceline.engine.memory.Paged`.
+        timed: it tells what its forwards take: `inference_seconds`, and `counted` by operation.
         head: token ids of its logits, ascending, if it was loaded without the others.
         denoises: how it fills a canvas, if it was trained to.
         rollback: how many cached tokens `truncate` can drop unless more are asked for
@@ -297,6 +298,7 @@ class Capabilities:
     networks: bool = False
     embeddings: bool = False
     paged: bool = False
+    timed: bool = False
     head: tuple[int, ...] | None = None
     denoises: Denoises | None = None
     rollback: int | None = None

@@ -214,7 +214,7 @@ def make_engine(
     canvas = facts is not None and asked.sampler != AUTOREGRESSIVE
     make = _canvas_decoder if canvas else partial(_draft_decoder, progress, spare_draft)
     decoder, config = make(loaded, asked)
-    defaults = getattr(loaded.source, "sampling", {}) if asked.generation_config else {}
+    defaults = loaded.source.sampling if asked.generation_config else {}
     return Engine(
         decoder,
         loaded.tokenizer,

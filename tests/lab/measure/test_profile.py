@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from time import sleep
 from types import SimpleNamespace
 from typing import Any
@@ -34,12 +35,14 @@ class Part:
     """Any part of the loop; every method takes as long as it is told."""
 
     rows = 5
+    inference_seconds = 3.0
 
-    def __init__(self, clock: Tick) -> None:
+    def __init__(self, clock: Tick, timed: bool = False) -> None:
         self.clock = clock
+        self.capabilities = SimpleNamespace(timed=timed)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "inference_seconds":
+        if name.startswith("_"):
             raise AttributeError(name)
         return lambda seconds, inner=None: (
             self.clock.spend(seconds),
@@ -81,9 +84,7 @@ def test_every_moment_is_booked_once_on_the_innermost_part(clock: Tick) -> None:
 
 
 def test_inference_is_told_from_inputs_where_the_target_knows(clock: Tick) -> None:
-    target = Part(clock)
-    target.inference_seconds = 3.0  # type: ignore[attr-defined]
-    decoder = SimpleNamespace(target=target)
+    decoder = SimpleNamespace(target=Part(clock, timed=True))
     with Clocks(decoder, ("target",)) as running:
         running.begin()
         decoder.target.forward(2)
@@ -96,6 +97,7 @@ class Counting:
 
     def __init__(self, target: Any) -> None:
         self._target = target
+        self.capabilities = replace(target.capabilities, timed=True)
         self.inference_seconds = 0.0
         self.counts = 0
 

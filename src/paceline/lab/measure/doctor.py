@@ -72,12 +72,12 @@ class Clocks:
     def end(self) -> dict[str, float]:
         """Return seconds by part since `begin`."""
         self._book()
-        inference = getattr(self._decoder.target, "inference_seconds", None)
-        if inference is None:  # this runtime does not tell its inputs from its inference
+        target = self._decoder.target
+        if target.capabilities.timed:
+            self._spent[INFERENCE] = target.inference_seconds
+            self._spent[_FORWARD] -= target.inference_seconds
+        else:  # this runtime does not tell its inputs from its inference
             self._spent[INFERENCE] = self._spent.pop(_FORWARD, 0.0)
-        else:
-            self._spent[INFERENCE] = inference
-            self._spent[_FORWARD] -= inference
         return {name: self._spent[name] for name in _ORDER if name in self._spent}
 
     def call(self, part: str, method: Any, given: Any, named: Any) -> Any:
@@ -220,7 +220,7 @@ class _Bench:
     def __init__(self, engine: Engine, rows: int) -> None:
         self._engine = engine
         self._rows = rows
-        self._target = engine.decoder.target
+        self._target: Any = engine.decoder.target
         self._asked: Sequence[Any] = ()
 
     @contextmanager
@@ -254,8 +254,9 @@ class _Bench:
 
     def counted(self, count: int) -> Any:
         """Repeat the last step's forward with counters; None where there are none."""
-        count_nodes = getattr(self._target, "counted", None)
-        return None if count_nodes is None else count_nodes(self._asked, count)
+        if not self._target.capabilities.timed:
+            return None
+        return self._target.counted(self._asked, count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,7 @@ class CpuTarget(Runtime):
             networks=True,
             embeddings=True,
             paged=True,
+            timed=True,
             head=None if kept is None else tuple(kept.tolist()),
             denoises=denoises,
         )
