@@ -107,6 +107,16 @@ def test_samples_of_one_prompt(folder: Path, plain: Any) -> None:
         assert finish(alone)[again].token_ids == done[each].token_ids
 
 
+def test_prompts_that_come_together_share_their_beginning(folder: Path) -> None:
+    made, first = engine(folder), list(range(3, 250))
+    prompts = [[*first[:200], *range(100 + each, 160 + each)] for each in range(3)]
+    ids = [made.add(prompt, PARAMS[0]) for prompt in prompts]
+    done = finish(made)
+    assert [done[each].stats.cached_tokens for each in ids[1:]] == [192, 192]
+    for prompt, each in zip(prompts, ids, strict=True):
+        assert engine(folder).generate(prompt, PARAMS[0]).token_ids == done[each].token_ids
+
+
 def test_a_second_turn_reads_little_again(folder: Path) -> None:
     made = engine(folder)
     first = list(range(3, 300))

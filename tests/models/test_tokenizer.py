@@ -684,3 +684,10 @@ def test_the_real_files_begin_and_end_as_llama_cpp_does() -> None:
                 assert tokenizer.around == (begin, ())
                 assert ends <= set(tokenizer.eos_token_ids)
     assert found
+
+
+def test_words_of_qwen_3_5_are_the_library_s() -> None:
+    """Its files say "qwen35": letters take their marks along."""
+    library = pytest.importorskip("transformers.models.qwen3_5.tokenization_qwen3_5")
+    assert module._PATTERNS["qwen35"] == (library.PRETOKENIZE_REGEX,)
+    assert module._PATTERNS["qwen2"] != module._PATTERNS["qwen35"]

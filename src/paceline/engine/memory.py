@@ -37,6 +37,10 @@ class BlockCache(Protocol):
         """Add this cache's blocks of `tokens` to the prefix cache."""
         ...
 
+    def mark(self, length: int) -> None:
+        """Note that later sequences want to go on from there."""
+        ...
+
     def unmarked(self, tokens: int) -> int:
         """Return how many of the next `tokens` positions one chunk may take."""
         ...

@@ -79,7 +79,7 @@ def shared_out(reading: List[Sequence], tokens: int, block: int | None = None) -
     """
     chunks: list[Chunk] = []
     for sequence in reading:
-        if block and any(_reads_for(chunk.sequence, sequence, block) for chunk in chunks):
+        if block and any(_reads_for(chunks, at, sequence, block) for at in range(len(chunks))):
             continue
         size = min(sequence.unread, tokens, SCORED if sequence.unscored else tokens)
         size = sequence.cache.unmarked(size) if block else size
@@ -89,14 +89,18 @@ def shared_out(reading: List[Sequence], tokens: int, block: int | None = None) -
     return chunks
 
 
-def _reads_for(first: Sequence, second: Sequence, block: int) -> bool:
-    common = 0
+def _reads_for(chunks: list[Chunk], at: int, second: Sequence, block: int) -> bool:
+    (first, size), common = chunks[at], 0
     for end in range(block, min(len(first.tokens), len(second.tokens)), block):
         if first.tokens[end - block : end] != second.tokens[end - block : end]:
             break
         common = end
     cached: int = max(first.cache.length, second.cache.length)
-    return common - cached >= _WORTH_WAITING
+    if common - cached < _WORTH_WAITING:
+        return False
+    first.cache.mark(common)
+    chunks[at] = Chunk(first, first.cache.unmarked(size))
+    return True
 
 
 # Bytes of features that are kept for later sequences.

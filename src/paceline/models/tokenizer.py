@@ -43,7 +43,8 @@ _PATTERNS = {
     "smollm": (_DIGITS, _GPT2),
     "qwen2": (_WORDS % "",),
     "qwen35": (
-        (_WORDS % "").replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"\s\p{L}", r"\s\p{L}\p{M}"),
+        _SUFFIX + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
     "llama-bpe": (_WORDS % "{1,3}",),
     "dbrx": (_WORDS % "{1,3}",),

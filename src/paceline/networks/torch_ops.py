@@ -206,7 +206,8 @@ class TorchOps:
         sizes = [rule.keys, rule.keys, rule.values]
         q, k, v = x.to(exact).split_with_sizes(sizes, dim=-1)
         strengths, decays = gates.to(exact).chunk(2, dim=-1)
-        rate, dt = (self._weights.tensor(f"{name}_{each}").to(exact) for each in ("rate", "dt"))
+        vectors = (self._weights.tensor(f"{name}_{each}") for each in ("rate", "dt"))
+        rate, dt = (each.flatten().to(exact) for each in vectors)
         heads = [rule.key_head(each) for each in range(rule.value_heads)]
         q, k = (_of_length_one(_parted(each, rule.key_width))[:, heads] for each in (q, k))
         changes = Changes(

@@ -311,6 +311,11 @@ class PagedCache:
         if 0 < at <= full * BLOCK and (ended or at in self.marks or at % _APART == 0):
             states.save(self.pool.index.find(tokens[:at])[-1], slot)
 
+    def mark(self, length: int) -> None:
+        """Note that later sequences want to go on from there: with a state, from a checkpoint."""
+        if self.state is not None:
+            self.marks.add(length)
+
     def unmarked(self, tokens: int) -> int:
         """Return how many of the next `tokens` positions end before one that wants a checkpoint."""
         if self.state is None:

@@ -268,7 +268,7 @@ class ReferenceOps:
         heads = [rule.key_head(each) for each in range(rule.value_heads)]
         q, k = unit(q)[:, heads] * np.float32(1 / math.sqrt(rule.key_width)), unit(k)[:, heads]
         strength, decay = np.split(gates, 2, axis=1)
-        rate, dt = (self._formats.required(f"{name}_{each}") for each in ("rate", "dt"))
+        rate, dt = (self._formats.required(f"{name}_{each}").ravel() for each in ("rate", "dt"))
         decay = exponential(rate * softplus(decay + dt))
         rows = zip(q, k, v, sigmoid(strength), decay, strict=True)
         states: list[LogitArray] = []
