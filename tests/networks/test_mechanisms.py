@@ -19,7 +19,7 @@ from paceline.methods.networks.clover import Clover
 from paceline.methods.networks.ctc import CTC
 from paceline.methods.networks.draft_lm import DraftLM
 from paceline.methods.networks.eagle import Eagle
-from paceline.methods.networks.falcon import Falcon
+from paceline.methods.networks.falcon import Falcon, lstm
 from paceline.methods.networks.hydra import Hydra
 from paceline.methods.networks.kangaroo import Kangaroo
 from paceline.methods.networks.medusa import Medusa
@@ -31,7 +31,6 @@ from paceline.networks.blocks import (
     decoder_layer,
     last_hidden,
     layer_names,
-    lstm,
     slots_behind,
     stack,
 )

@@ -59,15 +59,6 @@ def decoder_layer(
     return add_feed_forward(ops, names, add_attention(ops, names, heads, x, sees, layer, read=read))
 
 
-def lstm(ops: Ops, name: str, x: Rows, width: int) -> Rows:
-    """Apply an LSTM cell to each row, from a zero state; matrix `name` is `[3 * width, inputs]`.
-
-    A zero state has nothing to forget: there is no forget gate and no recurrent matrix.
-    """
-    enters, new, leaves = ops.split(ops.linear(x, [name]), (width,) * 3)
-    return ops.lstm_gate(leaves, ops.lstm_gate(enters, new))
-
-
 def before(sees: Sight) -> Sight:
     """Return what a layer sees whose results go on to one that sees `sees`."""
     return "context" if sees == "last" else sees

@@ -15,7 +15,16 @@ from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.families.base import add_feed_forward
 from paceline.models.ops import Ops, Rows
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import decoder_layer, last_hidden, layer_names, layer_shapes, lstm
+from paceline.networks.blocks import decoder_layer, last_hidden, layer_names, layer_shapes
+
+
+def lstm(ops: Ops, name: str, x: Rows, width: int) -> Rows:
+    """Apply an LSTM cell to each row, from a zero state; matrix `name` is `[3 * width, inputs]`.
+
+    A zero state has nothing to forget: there is no forget gate and no recurrent matrix.
+    """
+    enters, new, leaves = ops.split(ops.linear(x, [name]), (width,) * 3)
+    return ops.lstm_gate(leaves, ops.lstm_gate(enters, new))
 
 
 class Falcon(Network):
