@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from paceline.native import build, library
 
@@ -23,6 +24,9 @@ _BESIDE = Path(build.__file__).parent / "lib"  # ignored by git; names hold the 
 os.environ.setdefault(
     "HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "paceline-hypothesis")
 )
+# A loaded machine fails no example.
+settings.register_profile("paceline", deadline=None)
+settings.load_profile("paceline")
 # Threads of tiny models wait for each other longer than they work, and most of all where workers
 # of xdist share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -44,7 +44,7 @@ def logits_of(model: TabularModel, path: list[int]) -> Any:
     return model.logits(tuple(path))[IDS].astype(np.float64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), stands=st.floats(0, 1))
 def test_chains_end_behind_the_token_that_makes_them_doubtful(seed: int, stands: float) -> None:
     """Against the rule written out for one sequence."""

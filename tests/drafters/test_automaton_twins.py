@@ -19,7 +19,7 @@ SMALL = st.integers(1, 9).flatmap(
     lambda tokens: st.lists(st.lists(st.integers(0, tokens - 1), max_size=40), max_size=5)
 )
 DEPTHS = st.sampled_from([1, 2, 3, 5, 32])
-TWINS = settings(max_examples=60, deadline=None)
+TWINS = settings(max_examples=60)
 
 PAGES = Path("/proc/self/statm")
 

@@ -47,7 +47,7 @@ def enumerated(known: dict[Path, list[Offer]], depth: int) -> dict[Path, float]:
     return scores
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10_000), st.integers(0, 40), st.integers(0, 5))
 def test_the_draft_is_the_most_probable_of_all_paths(seed: int, nodes: int, depth: int) -> None:
     known = model(seed)

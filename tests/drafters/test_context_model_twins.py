@@ -65,7 +65,7 @@ def rows(count: int, digits: int, seed: int, width: int = VOCABULARY) -> LogitAr
     return logits.round(digits).astype(np.float32)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.integers(1, 4),
     st.sampled_from([1, 3, 17, 1000]),
@@ -91,7 +91,7 @@ def test_both_know_and_draft_the_same_after_every_step(
         assert native == plain
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 99), st.integers(0, 30), st.integers(0, 8))
 def test_both_draft_alike_from_laws_over_many_tokens(seed: int, nodes: int, depth: int) -> None:
     pair = PlainContextModel(3, 300), ContextModel(3, 300)

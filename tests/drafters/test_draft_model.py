@@ -360,7 +360,7 @@ class Checked(DraftModel):
                 assert first == gumbel_max(wanted, position, sequence.randomness)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=9), min_size=1, max_size=4
@@ -390,7 +390,7 @@ def test_the_draft_model_sees_what_was_committed_and_drafted(
         assert [s.generated for s in sequences] == plain(prompts, params, verifier)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(1, 6), st.sampled_from(CHAINS), st.integers(0, 99))
 def test_a_chain_costs_one_row_per_token(
     depth: int, rule: tuple[Verifier, TreeExpansion], seed: int

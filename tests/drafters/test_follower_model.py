@@ -40,7 +40,7 @@ def expected(text: list[int], tail: list[int], leader: int, follower: int) -> li
     return runs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=25),
     st.integers(1, 3),

@@ -144,9 +144,7 @@ def live(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), count=st.sampled_from([1, 4]), asked=st.data())
 def test_foreign_drafts_leave_a_drafter_sound(
     make: Callable[[str], Drafter], name: str, seed: int, count: int, asked: st.DataObject

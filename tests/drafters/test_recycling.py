@@ -159,7 +159,7 @@ def drafters(draw: st.DrawFn) -> Recycling:
     return drafter
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(drafters(), st.integers(0, VOCABULARY - 1), st.integers(0, 6))
 def test_reduced_trees_hold_the_most_probable_known_nodes(
     drafter: Recycling, token: int, depth: int

@@ -64,7 +64,7 @@ RUNS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=5)
 
 
 @pytest.mark.parametrize("name", MAKE)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(PROMPTS, RUNS, st.data())
 def test_drafts_are_sound_trees_within_their_budget(
     name: str, prompts: list[list[int]], runs: list[list[int]], data: st.DataObject

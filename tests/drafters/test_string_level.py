@@ -161,7 +161,7 @@ def test_with_noise_the_law_is_the_target_s() -> None:
 TEXTS = st.text(st.sampled_from("ab the quick\n  12é😀月"), min_size=1, max_size=40)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(TEXTS, st.integers(0, 99), st.sampled_from([0.0, 1.0]), st.integers(1, 6))
 def test_characters_of_several_bytes(text: str, seed: int, temperature: float, depth: int) -> None:
     """Byte-level vocabularies; tables write bytes that are no characters, too."""

@@ -64,7 +64,7 @@ def drafted(
     return drafter._blend(own, own.match, match, budget), drafter
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     TEXT,
     st.lists(TEXT, max_size=3),

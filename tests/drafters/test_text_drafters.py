@@ -70,7 +70,7 @@ RUNS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=6)
 
 
 @pytest.mark.parametrize("name", MAKE)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=25), max_size=3), RUNS, st.data())
 def test_drafts_are_sound_trees_within_their_budget(
     name: str, folder: Path, prompts: list[list[int]], runs: list[list[int]], data: st.DataObject

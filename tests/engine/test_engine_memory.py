@@ -115,7 +115,7 @@ def requests(draw: st.DrawFn) -> Asked:
     return Asked(start + own, params, draw(st.sampled_from([0, 0, 1, 5, 30])), cancelled)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(requests(), min_size=2, max_size=6),
     st.integers(5, 9),

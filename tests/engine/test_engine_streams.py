@@ -35,7 +35,7 @@ def test_events_carry_tokens_sources_and_the_completion() -> None:
     assert out.text == "the quick brown fox jumps over the lazy dog"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 10_000),
     st.lists(st.text("abcdefghio \n", min_size=1, max_size=3), max_size=3),

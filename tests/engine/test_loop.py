@@ -169,7 +169,7 @@ def cases(draw: st.DrawFn, greedy: bool) -> Case:
 
 @pytest.mark.parametrize("name", drafters())
 @pytest.mark.parametrize("verifier", [Coupled(), SampleMatch()], ids=lambda v: v.name)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(case=cases(greedy=False), nodes=st.integers(1, 12), depth=st.integers(1, 6))
 def test_seeded_text_is_the_same_with_speculation(
     verifier: Verifier, name: str, case: Case, nodes: int, depth: int
@@ -181,7 +181,7 @@ def test_seeded_text_is_the_same_with_speculation(
 
 @pytest.mark.parametrize("name", drafters())
 @pytest.mark.parametrize("verifier", [Greedy(), Coupled(), SampleMatch()], ids=lambda v: v.name)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(case=cases(greedy=True), nodes=st.integers(1, 12), depth=st.integers(1, 6))
 def test_greedy_text_is_the_same_with_speculation(
     verifier: Verifier, name: str, case: Case, nodes: int, depth: int
@@ -190,7 +190,7 @@ def test_greedy_text_is_the_same_with_speculation(
     assert drafted == [generate(one, NoDrafter(), Greedy())[0] for one in case]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(case=cases(greedy=False))
 def test_results_have_the_promised_shape(case: Case) -> None:
     drafted = generate(case, drafters()["tree"], Coupled())

@@ -36,7 +36,7 @@ def naive(steps: list[tuple[int, int]], memory: float, rise: int, least: int, de
     return min(depth, max(least, math.floor(drafted) + raised))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=8),
     st.sampled_from([0.0, 0.25, 0.5, 0.75]),
@@ -90,7 +90,7 @@ def test_each_sequence_has_its_own_length() -> None:
     assert [each.depth for each in controller.budgets(running)] == [3, 30]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.floats(0, 1), st.integers(1, 4), st.integers(4, 12), st.integers(1, 40))
 def test_lengths_stay_within_limits(chance: float, least: int, depth: int, nodes: int) -> None:
     controller = Adaptive(least=least, nodes=nodes, depth=depth)

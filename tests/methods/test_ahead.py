@@ -92,7 +92,7 @@ draws = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(draws, min_size=2, max_size=30, unique=True), st.integers(1, 3))
 def test_draws_keep_distinct_names_at_every_depth(distinct: list[Draw], depth: int) -> None:
     """A decoder verifies and draws its own tokens at every level; a drafter is at the last."""

@@ -50,7 +50,7 @@ def step(controller: Confidence, sequence: Sequence, draft: TokenTree, accepted:
     controller.observe([sequence], [chosen], [verdict], 0.0, 1.0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(scored(), min_size=1, max_size=4), st.floats(0.01, 1))
 def test_what_is_likely_enough_is_kept(drafts: list[TokenTree], threshold: float) -> None:
     controller = Confidence(threshold)

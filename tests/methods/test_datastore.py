@@ -81,7 +81,7 @@ def naive(tokens: list[int], text: Text, depth: int) -> dict[Text, float]:
     return scores
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=30),
     st.lists(st.integers(0, 4), min_size=1, max_size=20),

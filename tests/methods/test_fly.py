@@ -119,7 +119,7 @@ def check(steps: list[Step], truth: Truth, rule: Fly) -> int:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     params=requests(),
     window=st.integers(1, 4),
@@ -157,7 +157,7 @@ def test_the_entropy_is_of_the_three_best(probs: list[float], expected: float) -
     assert top_entropy(Distribution(np.array(probs), None, len(probs))) == pytest.approx(expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8).filter(lambda w: sum(w) > 0.01))
 def test_no_entropy_of_three_exceeds_the_documented_limit(weights: list[float]) -> None:
     probs = np.array(weights) / sum(weights)

@@ -55,7 +55,7 @@ class Naive:
                 return
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(0, 6), min_size=1, max_size=30),
     st.lists(st.integers(0, 7), max_size=30),

@@ -107,7 +107,7 @@ def decoder_of(drafter: Drafter, verifier: Verifier, window: int = 4) -> Autoreg
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=5), min_size=1, max_size=3

@@ -77,7 +77,7 @@ def deepest_tokens(step: Step) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(params=requests(), alpha=st.sampled_from([0.2, 0.5, 0.9]), nodes=st.integers(1, 16))
 def test_every_committed_token_is_that_of_the_fused_law(
     drafter: str, params: SamplingParams, alpha: float, nodes: int
@@ -92,7 +92,7 @@ def test_every_committed_token_is_that_of_the_fused_law(
             assert token == fused_own(step, truth, step.tokens[:index], alpha)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(params=requests(), alpha=st.sampled_from([0.5, 1.0]))
 def test_what_the_request_forbids_or_forces_stays_so(params: SamplingParams, alpha: float) -> None:
     written = text(run(Reflective(alpha, PROMPT), DRAFTERS["tree"], params))

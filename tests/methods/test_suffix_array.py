@@ -17,7 +17,7 @@ from paceline.methods.datastore.drafter import LONGEST, ROUNDS, SuffixArray, bui
 VOCABULARY = 5
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=120)
 PERIODIC = st.builds(lambda part, n: (part * n)[:200], TEXT, st.integers(1, 60))
-EXAMPLES = settings(max_examples=50, deadline=None)
+EXAMPLES = settings(max_examples=50)
 
 
 def array(tokens: list[int]) -> suffix_array.Tokens:

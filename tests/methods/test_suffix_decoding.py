@@ -146,7 +146,7 @@ OUTPUTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=10), max_siz
 PROMPT = st.lists(st.integers(0, 2), min_size=1, max_size=20)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(OUTPUTS, PROMPT, st.integers(0, 12), st.integers(0, 3))
 def test_a_blend_drafts_the_most_probable_paths(
     outputs: list[list[int]], prompt: list[int], nodes: int, depth: int
@@ -162,7 +162,7 @@ def test_a_blend_drafts_the_most_probable_paths(
         assert score == pytest.approx(expected[text])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.sampled_from(["path", "tree"]), OUTPUTS, PROMPT, st.integers(0, 9), st.integers(0, 5))
 def test_the_context_with_the_highest_score_is_drafted(
     mode: str, outputs: list[list[int]], prompt: list[int], nodes: int, depth: int

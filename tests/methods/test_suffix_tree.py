@@ -19,7 +19,7 @@ Text = list[int]
 TEXT = st.lists(st.integers(0, 2), max_size=24)
 TEXTS = st.lists(TEXT, min_size=1, max_size=4)
 DEPTHS = st.sampled_from([1, 2, 3, 5, DEPTH])
-FEWER = settings(max_examples=80, deadline=None)
+FEWER = settings(max_examples=80)
 
 
 def counts(texts: list[Text], depth: int) -> Counter[tuple[int, ...]]:

@@ -20,7 +20,7 @@ from paceline.sampling.distributions import one_hot
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(params=requests(), beta=st.integers(1, 6), gap=st.sampled_from([0.0, 0.4, 1.5, 3.0]))
 def test_every_committed_token_satisfies_the_rule(
     drafter: str, params: SamplingParams, beta: int, gap: float

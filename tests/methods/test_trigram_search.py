@@ -23,7 +23,7 @@ from paceline.sampling.sequence import Sequence
 
 Text = list[int]
 TEXT = st.lists(st.integers(0, 3), max_size=60)
-FEWER = settings(max_examples=60, deadline=None)
+FEWER = settings(max_examples=60)
 
 
 def table(text: Text) -> Trigrams:

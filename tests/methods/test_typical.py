@@ -24,7 +24,7 @@ def typical(probs: list[float], token: int, epsilon: float, delta: float) -> boo
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(params=requests())
 def test_every_committed_token_is_typical_or_the_most_probable(
     drafter: str, params: SamplingParams

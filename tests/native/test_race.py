@@ -67,7 +67,7 @@ def rows(draw: st.DrawFn) -> LogitArray:
     return row.astype(draw(st.sampled_from([np.float32, np.float64])))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     logits=rows(),
     position=st.integers(0, 1 << 40),

@@ -125,7 +125,7 @@ def test_the_same_seed_makes_the_same_choices() -> None:
     assert not np.array_equal(first, other)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     nodes=st.integers(1, 40),
     depth=st.integers(1, 12),

@@ -50,7 +50,7 @@ def chances(rates: list[float]) -> ProbArray:
 rates = st.lists(st.sampled_from([0.05, 0.3, 0.6, 0.9, 1.0]), max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(rates, min_size=1, max_size=3),
     curves,
@@ -218,7 +218,7 @@ def drafts(draw: st.DrawFn) -> TokenTree:
     return TokenTree(np.arange(len(parents)), np.array(parents, np.int64), scores=np.array(scores))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(drafts(), min_size=1, max_size=3), curves)
 def test_pruned_drafts_never_lose_and_seldom_miss_the_best(
     proposed: list[TokenTree], costs: CostModel

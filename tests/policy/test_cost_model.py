@@ -73,7 +73,7 @@ def subsets(draft: TokenTree) -> list[tuple[int, float]]:
     return out
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(drafts(), min_size=1, max_size=2), steps)
 def test_no_other_choice_of_nodes_commits_more_per_second(
     proposed: list[TokenTree], seconds: list[float]

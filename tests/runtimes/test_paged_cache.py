@@ -49,7 +49,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(OPERATIONS, st.randoms(use_true_random=False))
 def test_caches_behave_like_independent_lists(operations, random):
     memory = pool(400)

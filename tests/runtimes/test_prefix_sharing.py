@@ -52,7 +52,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(STEPS, st.integers(4, 24), st.sampled_from([None, 0, 1, 3]))
 def test_caches_hold_their_own_tokens_whatever_others_share(steps, blocks, keep):
     """Six texts that agree up to some point; memory is short, so blocks are evicted and reused."""

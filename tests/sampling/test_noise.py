@@ -79,7 +79,7 @@ def test_two_tokens_of_one_block_or_of_two_are_independent(ids: tuple[int, int])
     assert goodness_of_fit(counts, {(i, j): 1 / 16 for i in range(4) for j in range(4)}) > 1e-3
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 200_000), min_size=1, max_size=40), st.integers(0, 99))
 def test_a_token_s_noise_is_its_own_whoever_else_is_asked_for(ids: list[int], seed: int) -> None:
     together = noise(4, seed).of(np.array(ids))
@@ -205,7 +205,7 @@ def test_the_winner_has_the_law(sparse: bool) -> None:
     assert goodness_of_fit(counts, wrong) < 1e-6
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 9999))
 def test_a_truncated_law_and_its_dense_form_have_one_winner(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -317,7 +317,7 @@ ANY = st.recursive(
 
 
 @pytest.mark.parametrize("read", [chat_messages, response_messages, read_tools, template_arguments])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(value=ANY | st.lists(ANY, max_size=3))
 def test_whatever_comes_is_read_or_refused_in_one_line(
     read: Callable[[Any], object], value: Any

@@ -151,7 +151,7 @@ FIELDS = st.dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(FIELDS)
 def test_any_fields_are_read_or_refused(fields: dict[str, Any]) -> None:
     with suppress(BadRequest):

@@ -77,7 +77,7 @@ class Recorded(KeyedRandomness):
 
 
 @any_growth
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(budgets, st.sampled_from(sorted(LAWS)), st.integers(0, 999))
 def test_a_draft_is_a_tree_within_its_budget(
     growth: TreeExpansion, budget: Budget, distribution: str, seed: int
@@ -93,7 +93,7 @@ def test_a_draft_is_a_tree_within_its_budget(
 
 
 @any_growth
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(budgets, st.sampled_from(sorted(LAWS)), st.integers(0, 999))
 def test_the_law_reports_the_row_of_every_parent(
     growth: TreeExpansion, budget: Budget, distribution: str, seed: int
@@ -113,7 +113,7 @@ def test_the_law_reports_the_row_of_every_parent(
 
 
 @any_growth
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(budgets, st.sampled_from(sorted(LAWS)), st.integers(0, 999))
 def test_no_two_draws_share_a_name(
     growth: TreeExpansion, budget: Budget, distribution: str, seed: int

@@ -42,7 +42,7 @@ def places(draft: TokenTree, depth: int) -> tuple[list[float], list[list[float]]
     return spent, left
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 999), st.integers(1, 14), st.integers(1, 4))
 def test_no_place_left_open_is_better_than_one_that_was_used(
     seed: int, nodes: int, depth: int
@@ -54,7 +54,7 @@ def test_no_place_left_open_is_better_than_one_that_was_used(
     assert len(draft) == nodes or not left[-1]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 999), st.integers(1, 14), st.integers(1, 4), st.floats(0.02, 0.9))
 def test_a_threshold_uses_all_places_that_reach_it_and_no_others(
     seed: int, nodes: int, depth: int, least: float

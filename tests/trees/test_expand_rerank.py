@@ -56,7 +56,7 @@ def scored_paths(draft: TokenTree) -> dict[Path, float]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(sorted(LAWS)),
     st.integers(1, 4),

@@ -18,7 +18,7 @@ from paceline.trees.shapes import confident
 ROW = from_dense(np.array([0.5, 0.5]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(candidates(9, st.just(0.0)), st.floats(0, 1))
 def test_a_node_stays_with_all_nodes_above_it(draft: Candidates, least: float) -> None:
     tokens = np.arange(len(draft.parents)) + 100

@@ -50,7 +50,7 @@ def expected(accuracies: ProbArray, shape: tuple[RankPath, ...]) -> float:
     )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(tables, st.integers(0, 5), st.integers(0, 3))
 def test_no_shape_of_as_many_nodes_promises_more(
     accuracies: ProbArray, nodes: int, depth: int
@@ -73,7 +73,7 @@ def test_no_shape_of_as_many_nodes_promises_more(
         assert found == pytest.approx(best)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(tables, st.integers(1, 12))
 def test_heads_are_the_best_shapes_of_their_size(accuracies: ProbArray, nodes: int) -> None:
     whole = from_rank_accuracies(accuracies, nodes, 3)

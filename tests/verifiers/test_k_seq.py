@@ -41,7 +41,7 @@ def pairs(draw: st.DrawFn) -> tuple[Distribution, Distribution]:
     return found[0], found[1]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pairs(), st.integers(1, 8))
 def test_rho_solves_its_equation(distributions: tuple[Distribution, Distribution], k: int) -> None:
     """All draws together accept with probability rho times that of one."""

@@ -65,7 +65,7 @@ NAMES = [
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(params=requests(), nodes=st.integers(1, 20))
 def test_at_the_limit_the_text_is_that_of_plain_decoding(
     rules: dict[str, Verifier], name: str, drafter: str, params: SamplingParams, nodes: int
@@ -76,7 +76,7 @@ def test_at_the_limit_the_text_is_that_of_plain_decoding(
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("rule", [Typical(), Relaxed(3.0)], ids=lambda r: r.name)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(params=requests())
 def test_certain_laws_leave_these_rules_greedy_whatever_their_parameters(
     rule: Verifier, drafter: str, params: SamplingParams
@@ -86,7 +86,7 @@ def test_certain_laws_leave_these_rules_greedy_whatever_their_parameters(
     assert text(run(rule, DRAFTERS[drafter], params)) == plain(params)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(params=requests())
 def test_typical_at_its_limit_is_greedy_at_any_temperature_as_in_the_paper(
     params: SamplingParams,

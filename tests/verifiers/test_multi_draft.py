@@ -124,7 +124,7 @@ def distributions(vocabulary: int) -> st.SearchStrategy[Distribution]:
 
 
 @any_rule
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(distributions(4), distributions(4), st.integers(1, 2))
 def test_any_two_laws_any_number_of_drafts(
     verifier: Verifier, p: Distribution, q: Distribution, width: int

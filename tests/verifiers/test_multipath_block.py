@@ -140,7 +140,7 @@ def test_one_draw_competes_where_the_drafter_is_right() -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(2, 40))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_groups_ascend_in_the_ratio(seed: int, size: int) -> None:
     p, q = distributions(seed, size, sparse=False)
     competition = Competition(p, q)

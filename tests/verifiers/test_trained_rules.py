@@ -39,7 +39,7 @@ def sigmoid(path: Path, kind: str, seen: list[float]) -> float:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(params=requests(), threshold=st.sampled_from([0.2, 0.5, 0.8]))
 def test_judge_commits_what_its_head_finds_acceptable(
     heads: dict[str, Path], drafter: str, params: SamplingParams, threshold: float
@@ -53,7 +53,7 @@ def test_judge_commits_what_its_head_finds_acceptable(
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(params=requests(), threshold=st.sampled_from([0.2, 0.5, 0.8]))
 def test_pivot_commits_what_its_head_finds_harmless(
     heads: dict[str, Path], drafter: str, params: SamplingParams, threshold: float

@@ -116,7 +116,7 @@ def random_drafts(draw: st.DrawFn) -> TokenTree:
     st.integers(0, 7),
     st.integers(0, 4),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_merged_drafts_are_trees_within_the_budget(
     drafts: list[TokenTree], way: Way, nodes: int, depth: int
 ) -> None:
@@ -213,7 +213,7 @@ def _best(item: tuple[int, tuple[float, int]]) -> float:
     st.integers(0, 99),
     st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_drafts_are_blended_alike_in_python_and_in_c(
     drafts: list[TokenTree], nodes: int, depth: int, seed: int, scored: bool
 ) -> None:

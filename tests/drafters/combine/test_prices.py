@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paceline.drafters.combine.bandit import Prices
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.floats(0.1, 3.0), min_size=2, max_size=5),
     st.integers(1, 6),

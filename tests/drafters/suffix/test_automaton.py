@@ -15,7 +15,7 @@ Text = list[int]
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=20), min_size=1, max_size=4)
 DEPTHS = st.sampled_from([1, 2, 3, 5, 32])
-FEWER = settings(max_examples=50, deadline=None)  # the references are slow
+FEWER = settings(max_examples=50)  # the references are slow
 both = pytest.mark.parametrize("kind", KINDS)
 
 

@@ -17,7 +17,7 @@ from paceline.errors import InvalidOption
 Text = list[int]
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=12)
-FEWER = settings(max_examples=60, deadline=None)
+FEWER = settings(max_examples=60)
 CAPACITIES = st.sampled_from([8, 13, 20, 31, 1000])
 VOCABULARY = 3
 

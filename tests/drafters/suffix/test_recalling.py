@@ -62,7 +62,7 @@ def test_sequences_that_are_never_asked_are_never_read(
 
 
 @pytest.mark.parametrize("make", [SuffixAutomaton, SuffixDecoding, InputGuided])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=3),
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=8),

@@ -61,7 +61,7 @@ def expected_accepted(length: int, copy: Text, trust: float) -> float:
     return float(np.cumprod(alone(trust)[kinds]).sum())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=40),
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=6),
@@ -79,7 +79,7 @@ def test_copies_from_the_own_text_equal_a_naive_search(
         commit(drafter, sequence, run)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), max_size=3),
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), max_size=3),

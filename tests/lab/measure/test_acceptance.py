@@ -147,7 +147,7 @@ masses = st.just(0.0) | st.floats(1e-6, 1.0)
 weights = st.lists(masses, min_size=6, max_size=6).filter(lambda w: max(w) > 0.05)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(weights, weights, st.integers(2, 4))
 def test_dropping_rejected_tokens_from_the_draft_law_never_hurts(
     first: list[float], second: list[float], drafts: int
@@ -196,7 +196,7 @@ def test_coupled_rows_of_keyed_noise(drafts: int) -> None:
     assert found == pytest.approx(hits / runs, abs=4 * spread)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(weights, weights)
 def test_sharing_noise_costs_little(first: list[float], second: list[float]) -> None:
     p, q = (Distribution(np.array(values) / sum(values), None, 6) for values in (first, second))

@@ -145,7 +145,7 @@ def normalised(values: list[float]) -> ProbArray:
     return np.asarray(array / array.sum())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(weights, weights, st.integers(1, 5))
 def test_more_room_never_lowers_a_bound(
     first: list[float], second: list[float], drafts: int

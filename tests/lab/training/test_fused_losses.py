@@ -48,7 +48,7 @@ def both(loss: Form, student: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 3e-5)])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     seed=st.integers(0, 10_000),
     n=st.integers(1, 9),

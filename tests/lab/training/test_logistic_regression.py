@@ -20,7 +20,7 @@ def loss(
     return float(np.average(entropy, weights=weights) + 0.5 * penalty * w[:-1] @ w[:-1])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 1000),
     n=st.integers(8, 60),

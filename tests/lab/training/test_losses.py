@@ -61,7 +61,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
 def test_values_are_the_definitions(name: str, seed: int) -> None:
     student, teacher, labels, weights = batch(seed)

@@ -106,7 +106,7 @@ def test_numbers_that_are_none_are_undone_and_forgotten() -> None:
         assert np.array_equal(after[key], each), key
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000))
 def test_examples_hold_every_row_in_its_place(seed: int) -> None:
     """Rounds of all kinds against a plain list of what was committed and missed."""

@@ -85,9 +85,7 @@ def test_likelier_tokens_of_a_law_are_offered_first_and_valued_higher() -> None:
     assert offered[4] > offered[5] > offered[6]
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), st.integers(1, 4), st.sampled_from([3, 20, 1000]), st.integers(0, 99))
 def test_offers_differ_and_their_chances_sum_to_at_most_one(
     data: st.DataObject, order: int, capacity: int, seed: int

@@ -41,7 +41,7 @@ LAWS = st.dictionaries(st.integers(0, 11), st.floats(0.01, 1), min_size=1, max_s
 CONTEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=2).map(tuple)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.sampled_from([1, 2, 5, 100]),
     st.lists(st.tuples(CONTEXTS, LAWS, st.sampled_from([0.1, 1.0])), max_size=25),

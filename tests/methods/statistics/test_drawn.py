@@ -59,7 +59,7 @@ def shape(tree: TokenTree) -> tuple[int, ...]:
 CHANCES = st.lists(st.floats(0.02, 0.3), max_size=3)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.fixed_dictionaries({(): CHANCES, (0,): CHANCES, (1,): CHANCES, (0, 0): CHANCES}),
     st.integers(0, 9),

@@ -27,9 +27,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(module, "best", lambda logits, k: None)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(1, 6), st.integers(1, 40) | st.integers(500, 1200), st.integers(1, 9), st.data())
 def test_they_are_those_of_a_sort(rows: int, width: int, k: int, data: st.DataObject) -> None:
     seed = data.draw(st.integers(0, 99))

@@ -428,7 +428,7 @@ TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=14).
 
 
 @pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), text=TEXTS, thinks=st.booleans(), inside=st.booleans())
 def test_any_text_however_cut(
     style: Style, data: st.DataObject, text: str, thinks: bool, inside: bool
@@ -452,7 +452,7 @@ def test_any_text_however_cut(
 
 
 @pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     data=st.lists(
         st.dictionaries(

