@@ -32,7 +32,7 @@ from paceline.lab.training.model import TrainableModel
 from paceline.lab.training.recipe import TextDenoiserRecipe
 from paceline.methods.networks.draft_lm import DraftLM
 from paceline.models.source import resolve
-from paceline.networks.base import FUSED, Geometry
+from paceline.networks.base import Geometry
 from paceline.networks.weights import Trained, save_network
 from paceline.registry import loading
 
@@ -151,8 +151,7 @@ def test_it_begins_as_a_draft_lm(command: Command, model: Path, data: Path, tmp_
     metadata = {"model": source.fingerprint}
     save_network(path, Trained(network, given, np.arange(9), metadata))
     begin = of_draft_lm(path, source.fingerprint)
-    for index, part in product(range(2), ("qkv", "gate_up")):
-        names = FUSED[part]
+    for index, (part, names) in product(range(2), (("qkv", "qkv"), ("gate_up", ("gate", "up")))):
         both = np.concatenate([begin[f"layers.{index}.{name}"] for name in names])
         np.testing.assert_array_equal(both, given[f"layer.{index}.{part}"])
     np.testing.assert_array_equal(begin["layers.1.o"], given["layer.1.o.residual"])

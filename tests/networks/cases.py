@@ -25,8 +25,7 @@ from paceline.methods.networks.longspec import LongSpec
 from paceline.methods.networks.medusa import Medusa
 from paceline.methods.networks.s2d import S2D
 from paceline.methods.networks.specformer import SpecFormer
-from paceline.networks.base import Geometry, Network
-from paceline.networks.blocks import stack_shapes
+from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.eagle3 import Eagle3
 
 GEOMETRY = Geometry(
@@ -73,14 +72,31 @@ EVERY: dict[str, Callable[[], Network]] = {
 }
 
 
+def lent_shapes(network: Network) -> Shapes:
+    """Weights of the target that a network runs with, by the target's names."""
+    shape = network.geometry
+    wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    of_part = {
+        "q": (wide, shape.width),
+        **dict.fromkeys("kv", (narrow, shape.width)),
+        "o": (shape.width, wide),
+        **dict.fromkeys(("gate", "up"), (shape.ffn_size, shape.width)),
+        "down": (shape.width, shape.ffn_size),
+    }
+    names = network.target_weights()
+    return {name: of_part.get(name.rpartition(".")[2], (shape.width,)) for name in names}
+
+
 def module(network: Network, seed: int = 0, randomise: bool = True) -> DraftModule:
     """In float64, by default with no parameter left at zero or one."""
     generator = torch.Generator().manual_seed(seed)
     embedding = torch.randn(GEOMETRY.vocab_size, GEOMETRY.width, generator=generator)
     head = torch.randn(DRAFT_VOCABULARY, GEOMETRY.width, generator=generator)
-    layers = stack_shapes("target", GEOMETRY, len(network.runs), GEOMETRY.ffn_size)
-    lent = {name: torch.randn(shape, generator=generator) / 2 for name, shape in layers.items()}
-    if "norm" in network.target_weights():
+    lent = {
+        name: torch.randn(shape, generator=generator) / 2
+        for name, shape in lent_shapes(network).items()
+    }
+    if "norm" in lent:
         lent["norm"] = torch.rand(GEOMETRY.width, generator=generator) + 0.5
     out = DraftModule(network, embedding, head, generator, lent).double()
     if randomise:

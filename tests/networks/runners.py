@@ -13,7 +13,6 @@ from tests.networks.reference import ReferenceRunner
 from paceline.lab.training.module import DraftModule
 from paceline.models.weights import Stored
 from paceline.native.packed import Packed
-from paceline.networks.base import FUSED
 from paceline.networks.runner import ContextUpdate, Runner
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Matrices
@@ -69,8 +68,7 @@ def runner(
 
         return TorchRunner(trained_of(trained), embedding, head, shared)
     held = {"embed": embedding.numpy(), "head": head.numpy()}
-    for name, theirs in trained.network.target_weights().items():
-        held |= split(theirs, shared[name].numpy())
+    held |= {name: each.numpy() for name, each in shared.items()}
     if runtime == "reference":
         return ReferenceRunner(
             trained_of(trained), Matrices(Held(held), "fp32", Packed(), 2), "fp32"
@@ -104,17 +102,6 @@ class Reference:
             [branch] = self.runner.advance([(branch, follow[(step - 1) * width : step * width])])
             out.append(branch.logits)
         return np.concatenate(out)
-
-
-def split(name: str, lent: Any) -> dict[str, Any]:
-    """The tensors that a network's name for several of its target's stands for."""
-    layer, _, part = name.rpartition(".")
-    if part not in FUSED:
-        return {name: lent}
-    narrow, wide = (count * GEOMETRY.head_dim for count in (GEOMETRY.kv_heads, GEOMETRY.heads))
-    sizes = [wide, narrow, narrow] if part == "qkv" else [len(lent) // 2] * 2
-    pieces = np.split(lent, np.cumsum(sizes)[:-1])
-    return {f"{layer}.{each}": piece for each, piece in zip(FUSED[part], pieces, strict=True)}
 
 
 def cpu_runner(

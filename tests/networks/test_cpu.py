@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.networks.cases import GEOMETRY, NETWORKS, context_rows, module, texts
+from tests.networks.cases import GEOMETRY, NETWORKS, context_rows, lent_shapes, module, texts
 from tests.networks.reference import ReferenceRunner
-from tests.networks.runners import IDS, Held, cpu_runner, ready, runner, split
+from tests.networks.runners import IDS, Held, cpu_runner, ready, runner
 
 from paceline.errors import InvalidOption, ModelError
 from paceline.native.packed import Packed
@@ -34,23 +34,11 @@ def quantised(network: Network, seed: int = 0) -> tuple[Runner, Runner]:
     }
     table = rng.standard_normal((shape.vocab_size, shape.width)).astype(np.float32)
     held: dict[str, Any] = {"embed": table, "head": table[::-1]}
-    for name, theirs in network.target_weights().items():
-        size = lent_shape(name, network)
-        held |= split(theirs, rng.normal(len(size) == 1, 0.2, size).astype(np.float32))
+    for name, size in lent_shapes(network).items():
+        held[name] = rng.normal(len(size) == 1, 0.2, size).astype(np.float32)
     trained = Trained(network, weights, np.arange(1, 40, 2), {})
     reference = ReferenceRunner(trained, Matrices(Held(held), "int8", Packed(), 2), "int8")
     return cpu_runner(trained, held, "int8", 256), reference
-
-
-def lent_shape(name: str, network: Network) -> tuple[int, ...]:
-    """Of a parameter of the target."""
-    shape = network.geometry
-    wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    return {
-        "qkv": (wide + 2 * narrow, shape.width),
-        "residual": (shape.width, wide if ".o." in name else shape.ffn_size),
-        "gate_up": (2 * shape.ffn_size, shape.width),
-    }.get(name.split(".")[-1], (shape.width,))
 
 
 @pytest.mark.parametrize(

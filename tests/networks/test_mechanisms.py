@@ -24,7 +24,7 @@ from paceline.methods.networks.hydra import Hydra
 from paceline.methods.networks.kangaroo import Kangaroo
 from paceline.methods.networks.medusa import Medusa
 from paceline.methods.networks.specformer import SpecFormer
-from paceline.models.families.base import add_feed_forward
+from paceline.models.families.base import LayerNames, add_feed_forward
 from paceline.models.ops import KV, Heads, Ops, Rows, Sight
 from paceline.networks.base import Network
 from paceline.networks.blocks import (
@@ -165,9 +165,8 @@ class EarlierExit(Kangaroo):
     """Leaves the target a layer too early."""
 
     def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
-        return ops.last(
-            stack(ops, "target", self.heads, self.exit - 1, ops.embed(tokens), "context")
-        )
+        names = [LayerNames.of(layer) for layer in self.runs[:-1]]
+        return ops.last(stack(ops, names, self.heads, ops.embed(tokens), "context"))
 
 
 class Forgetful(Clover):
@@ -255,7 +254,7 @@ TABLE: dict[str, tuple[Network, Network, Change, list[bool], str]] = {
         *(rows("spread", 2 * WIDTH, 3 * WIDTH), ALL3, ""),
     ),
     "kangaroo: all of the target's first layers run": (
-        *(Kangaroo(SHAPE, steps=3), EarlierExit(SHAPE, steps=3), lent("target.1.qkv"), ALL3, ""),
+        *(Kangaroo(SHAPE, steps=3), EarlierExit(SHAPE, steps=3), lent("layers.1.q"), ALL3, ""),
     ),
     "draft-lm: stands alone, without features of the target": (
         *(DraftLM(SHAPE, steps=3), Hydra(SHAPE, steps=3), feature(AT, 1), [False] * 3, ""),

@@ -17,24 +17,8 @@ Shapes = dict[str, tuple[int, ...]]
 # Limit on steps and on tokens per step, since weight files may come from anywhere.
 _MOST = 64
 
-# Parameter names of `blocks.stack`, and of the same tensors of a target.
-_TARGET_LAYER = {
-    "norm": "attention_norm",
-    "qkv": "qkv",
-    "o.residual": "o",
-    "ffn_norm": "ffn_norm",
-    "gate_up": "gate_up",
-    "down.residual": "down",
-}
-
-# Matrices of a target that a network names as one, and stacks in this order.
-FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
-
-
-def fused_of(theirs: str) -> list[str]:
-    """Return the target's matrices that stand below each other in one of `target_weights`."""
-    layer, dot, part = theirs.rpartition(".")
-    return [f"{layer}{dot}{each}" for each in FUSED.get(part, (part,))]
+# Weights of a target's layer, by the names of families.
+_LAYER = ("attention_norm", *"qkvo", "ffn_norm", "gate", "up", "down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +141,12 @@ class Network(ABC):
         Names in "residual": zeros, so that the branch starts at zero.
         """
 
-    def target_weights(self) -> dict[str, str]:
-        """Return the frozen target weights shared with the drafter, beside embedding and LM head.
+    def target_weights(self) -> list[str]:
+        """Return the frozen target weights that it runs with, beside embedding and LM head.
 
-        Maps the network's own parameter name to the target's, where "qkv" and "gate_up" stand
-        for several matrices (`fused_of`).
+        By the target's names: a name that no parameter has is the target's.
         """
-        return {
-            f"target.{index}.{mine}": f"layers.{layer}.{theirs}"
-            for index, layer in enumerate(self.runs)
-            for mine, theirs in _TARGET_LAYER.items()
-        }
+        return [f"layers.{layer}.{part}" for layer in self.runs for part in _LAYER]
 
     @abstractmethod
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paceline.models.families.base import LayerNames, add_attention, add_feed_forward
 from paceline.models.ops import Heads, Ops, Rows, Sight
 from paceline.networks.base import Geometry, Shapes
@@ -70,7 +72,7 @@ def last_hidden(ops: Ops, geometry: Geometry, features: Rows) -> Rows:
 
 
 def stack_shapes(name: str, geometry: Geometry, count: int, ffn_size: int) -> Shapes:
-    """Return the parameters of `stack`: `count` layers, named `name.0`, `name.1` and so on."""
+    """Return the parameters of `count` layers, named `name.0`, `name.1` and so on."""
     out: Shapes = {}
     for layer in range(count):
         out[f"{name}.{layer}.norm"] = (geometry.width,)
@@ -78,12 +80,16 @@ def stack_shapes(name: str, geometry: Geometry, count: int, ffn_size: int) -> Sh
     return out
 
 
-def stack(ops: Ops, name: str, heads: Heads, count: int, x: Rows, sees: Sight) -> Rows:
-    """Apply the layers to the residual stream `x`, `[..., width]`, with the first KV caches."""
-    for layer in range(count):
-        here = sees if layer + 1 == count else before(sees)
-        names = layer_names(f"{name}.{layer}", f"{name}.{layer}.norm")
-        x = decoder_layer(ops, names, heads, x, here, layer)
+def stack_names(name: str, count: int) -> list[LayerNames]:
+    """Return the names of `stack_shapes`, layer by layer."""
+    return [layer_names(f"{name}.{layer}", f"{name}.{layer}.norm") for layer in range(count)]
+
+
+def stack(ops: Ops, names: Sequence[LayerNames], heads: Heads, x: Rows, sees: Sight) -> Rows:
+    """Apply layers to the residual stream `x`, `[..., width]`, with the first KV caches."""
+    for layer, each in enumerate(names):
+        here = sees if layer + 1 == len(names) else before(sees)
+        x = decoder_layer(ops, each, heads, x, here, layer)
     return x
 
 

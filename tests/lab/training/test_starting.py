@@ -23,6 +23,7 @@ from paceline.lab.training.recipe import DrafterRecipe
 from paceline.lab.training.run import TrainingRun
 from paceline.lab.training.vocabulary import keep_frequent
 from paceline.models.config import feature_layers
+from paceline.models.families.base import LayerNames
 from paceline.networks.base import Geometry
 from paceline.networks.blocks import stack
 from paceline.networks.catalogue import build
@@ -124,7 +125,7 @@ def test_borrowed_layers_stay_as_they_are(target: TorchTarget) -> None:
     first = run.task.judge()[0]
     list(run.run())
     assert run.task.judge()[0] < first
-    assert len(before) == 12
+    assert len(before) == 18
     for name, each in run.task.module.target_weights().items():
         assert torch.equal(each, before[name])
     assert not run.task.parameters().keys() & before.keys()
@@ -139,9 +140,9 @@ def test_shallow_layers_compute_the_targets_own_hidden_states(
     network = build("kangaroo", GEOMETRY, {"exit": exit})
     lent = share_target_weights(network, CONFIG, TENSORS)  # type: ignore[arg-type]
     if wrong:
-        other = {key.replace("target.0", "target.x"): each for key, each in lent.items()}
-        other = {key.replace("target.1", "target.0"): each for key, each in other.items()}
-        lent = {key.replace("target.x", "target.1"): each for key, each in other.items()}
+        other = {key.replace("layers.0", "layers.x"): each for key, each in lent.items()}
+        other = {key.replace("layers.1", "layers.0"): each for key, each in other.items()}
+        lent = {key.replace("layers.x", "layers.1"): each for key, each in other.items()}
     tokens = [5, 9, 60, 9, 3, 22]
     features = target.prefill(target.open(), tokens, True)
     assert features is not None
@@ -150,7 +151,7 @@ def test_shallow_layers_compute_the_targets_own_hidden_states(
     tensors = NetworkTensors(weights, embedding, embedding)
     ops = TorchOps(tensors, GEOMETRY.norm_eps, TextAttention())
     x = ops.embed(torch.tensor([tokens]))
-    found = stack(ops, "target", network.heads, exit, x, "context")
+    found = stack(ops, list(map(LayerNames.of, range(exit))), network.heads, x, "context")
     same = np.allclose(found[0], features[:, : CONFIG.hidden_size], atol=1e-4)
     assert same != wrong
 

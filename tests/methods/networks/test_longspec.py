@@ -183,8 +183,8 @@ def test_rows_made_in_training_are_those_that_the_target_keeps(layer: int) -> No
     assert features is not None
     network = LongSpec(shape)
     weights = share_target_weights(network, config, tensors)  # type: ignore[arg-type]  # a dict has what it needs
-    assert {"target.1.down.residual", "target.2.norm", "target.2.qkv"} < weights.keys()
-    assert "target.2.gate_up" not in weights
+    assert {"layers.5.down", "layers.6.attention_norm", "layers.6.q"} < weights.keys()
+    assert "layers.6.gate" not in weights
     generator, table = torch.Generator(), torch.zeros(config.vocab_size, config.hidden_size)
     lent = {name: torch.from_numpy(each) for name, each in weights.items()}
     trained = DraftModule(network, table, table, generator, lent)

@@ -19,7 +19,7 @@ from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
-from paceline.networks.base import Network, fused_of
+from paceline.networks.base import Network
 from paceline.networks.torch_ops import NetworkTensors, TextAttention, TorchOps
 from paceline.networks.weights import Trained
 
@@ -211,7 +211,7 @@ def _first(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
 def share_target_weights(
     network: Network, config: ModelConfig, weights: Weights
 ) -> dict[str, LogitArray]:
-    """Return the target weights shared with the drafter, float32 by the network's own names.
+    """Return the target weights that the drafter runs with, float32 by name.
 
     Raises:
         InvalidOption: the network takes all of the target's layers, or the target has layers that
@@ -226,10 +226,7 @@ def share_target_weights(
             f"network '{network.name}' runs layers of its target, and not those of this "
             f"{config.family} model: train another network, such as draft-lm"
         )
-    out = {}
-    for mine, theirs in network.target_weights().items():
-        out[mine] = np.concatenate([weights[each] for each in fused_of(theirs)])
-    return out
+    return {name: weights[name] for name in network.target_weights()}
 
 
 def restore_module(trained: Trained, source: ModelSource) -> DraftModule:

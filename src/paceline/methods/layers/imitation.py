@@ -15,6 +15,7 @@ import numpy as np
 from paceline.core.types import LogitArray
 from paceline.methods.layers.double_exit import AdapterCache, DoubleExit, normed
 from paceline.methods.networks.kangaroo import Kangaroo
+from paceline.models.families.base import LayerNames
 from paceline.models.ops import Ops, Rows, Sight
 from paceline.networks.base import Geometry, Shapes
 from paceline.networks.blocks import before, decoder_layer, layer_names, layer_shapes, stack
@@ -45,7 +46,8 @@ class Imitation(Kangaroo):
         return ops.norm(state, "norm")
 
     def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
-        x = stack(ops, "target", self.heads, self.exit, ops.embed(tokens), before(sees))
+        names = [LayerNames.of(layer) for layer in self.runs]
+        x = stack(ops, names, self.heads, ops.embed(tokens), before(sees))
         return decoder_layer(
             ops, layer_names("adapter", "adapter.norm"), self.heads, x, sees, self.exit
         )

@@ -13,7 +13,7 @@ from paceline.core.types import Needs
 from paceline.drafters.network.drafter import WEIGHTS, TrainedDrafter
 from paceline.models.ops import Ops, Rows, Sight
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import stack, stack_shapes
+from paceline.networks.blocks import stack, stack_names, stack_shapes
 
 
 class DraftLM(Network):
@@ -29,6 +29,7 @@ class DraftLM(Network):
         require(layers >= 1, "layers", layers, "1 or more")
         self.layers = layers  # type: ignore[misc]
         self.ffn_size = ffn_size or geometry.ffn_size
+        self._names = stack_names("layer", layers)
 
     def settings(self) -> dict[str, Any]:
         return {"steps": self.steps, "layers": self.layers, "ffn_size": self.ffn_size}
@@ -47,7 +48,7 @@ class DraftLM(Network):
         return self._layers(ops, tokens, "draft")
 
     def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
-        return stack(ops, "layer", self.heads, self.layers, ops.embed(tokens), sees)
+        return stack(ops, self._names, self.heads, ops.embed(tokens), sees)
 
 
 class DraftLMDrafter(TrainedDrafter):

@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 
 from paceline.core.options import require
 from paceline.models.config import feature_layers
+from paceline.models.families.base import LayerNames
 from paceline.models.ops import Ops, Rows, Sight
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import decoder_layer, layer_names
+from paceline.networks.blocks import decoder_layer
 
 
 class HiddenTransfer(Network):
@@ -49,8 +50,8 @@ class HiddenTransfer(Network):
         maps = {f"transfer.{each}.residual": (width, width) for each in range(self.width)}
         return {"high_scale": (width,), "high_spread": (width,), **maps}
 
-    def target_weights(self) -> dict[str, str]:
-        return {**super().target_weights(), "norm": "norm"}
+    def target_weights(self) -> list[str]:
+        return [*super().target_weights(), "norm"]
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         texts = self.below(ops, features)
@@ -74,15 +75,14 @@ class HiddenTransfer(Network):
         for layer in range(last):
             x = self.layer(ops, layer, x, "context")
             found.append(ops.last(x))
-        name = f"target.{last}"
-        qkv = ops.linear(x, [f"{name}.qkv"], norm=f"{name}.norm")
+        names = LayerNames.of(self.runs[last])
+        qkv = ops.linear(x, names.qkv, norm=names.norm)
         ops.attend(last, qkv, self.heads, "last")  # its keys
         return found
 
     def layer(self, ops: Ops, layer: int, x: Rows, sees: Sight) -> Rows:
         """Return what leaves one of the last layers."""
-        names = layer_names(f"target.{layer}", f"target.{layer}.norm")
-        return decoder_layer(ops, names, self.heads, x, sees, layer)
+        return decoder_layer(ops, LayerNames.of(self.runs[layer]), self.heads, x, sees, layer)
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state, norm="norm")

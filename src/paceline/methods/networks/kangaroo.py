@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from paceline.core.options import require
 from paceline.core.types import Needs
 from paceline.drafters.network.drafter import WEIGHTS, TrainedDrafter
-from paceline.models.families.base import add_attention
+from paceline.models.families.base import LayerNames, add_attention
 from paceline.models.ops import Ops, Rows, Sight
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import attention_shapes, before, layer_names, stack
@@ -51,7 +51,8 @@ class Kangaroo(Network):
         return self._layers(ops, tokens, "draft")
 
     def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
-        x = stack(ops, "target", self.heads, self.exit, ops.embed(tokens), before(sees))
+        names = [LayerNames.of(layer) for layer in self.runs]
+        x = stack(ops, names, self.heads, ops.embed(tokens), before(sees))
         return add_attention(
             ops, layer_names("adapter", "adapter.norm"), self.heads, x, sees, self.exit
         )

@@ -17,7 +17,7 @@ from paceline.core.options import require
 from paceline.core.types import Needs
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import feature_layers
-from paceline.models.families.base import add_attention, add_feed_forward
+from paceline.models.families.base import LayerNames, add_attention, add_feed_forward
 from paceline.models.ops import KV, Heads, Ops, Rows, Sight
 from paceline.networks.base import Geometry, Shapes
 from paceline.networks.blocks import layer_names, stack
@@ -67,18 +67,18 @@ class LongSpec(Eagle3):
             }
         return out
 
-    def target_weights(self) -> dict[str, str]:
+    def target_weights(self) -> list[str]:
         # All of the layers below the last one, and what makes keys and values in that.
-        last = f"target.{self.above - 1}."
-        found = super().target_weights().items()
-        parts = {f"{last}norm", f"{last}qkv"}
-        return {a: b for a, b in found if not a.startswith(last) or a in parts}
+        found, parts = super().target_weights(), ("attention_norm", *"qkv")
+        last = f"layers.{self.runs[-1]}." if found else ""
+        return [each for each in found if not each.startswith(last) or each[len(last) :] in parts]
 
     def target_rows(self, ops: Ops, features: Rows) -> Rows:
-        width, last = self.geometry.width, self.above - 1
+        width = self.geometry.width
+        *below, last = (LayerNames.of(layer) for layer in self.runs)
         high = ops.split(features, (2 * width, width, width))[1]
-        x = stack(ops, "target", self._whole, last, high, "context")
-        return ops.linear(x, [f"target.{last}.qkv"], norm=f"target.{last}.norm")
+        x = stack(ops, below, self._whole, high, "context")
+        return ops.linear(x, last.qkv, norm=last.norm)
 
     @property
     def _whole(self) -> Heads:

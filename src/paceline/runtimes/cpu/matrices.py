@@ -14,7 +14,6 @@ from paceline.models.gguf import quantize
 from paceline.models.weights import Weights
 from paceline.native.library import CMatrix
 from paceline.native.packed import BLOCKS, GROUP, KINDS, PLAIN, Packed
-from paceline.networks.base import fused_of
 from paceline.networks.head_preview import SCREEN
 from paceline.networks.weights import Trained
 
@@ -162,10 +161,9 @@ _HALVES = ("/gate", "/up")
 
 
 class NetworkMatrices:
-    """Packed matrices, and vectors, by the network's names.
+    """Packed matrices, and vectors, by the network's names; those that it has not are the target's.
 
-    "embed" and "head" are the target's where the network has none, the latter with the rows of the
-    draft vocabulary.
+    "head" of the target has the rows of the draft vocabulary.
     """
 
     def __init__(self, trained: Trained, target: Matrices, precision: str, packed: Packed) -> None:
@@ -177,8 +175,7 @@ class NetworkMatrices:
         self._trained, self._target, self._packed = trained, target, packed
         self._known: dict[str, CMatrix] = {}
         self._exact = precision == "fp32"
-        self._shared = trained.network.target_weights()
-        for theirs in self._shared.values():
+        for theirs in trained.network.target_weights():
             if theirs.endswith("norm") and target.vector(theirs) is None:
                 raise InvalidOption(
                     f"network '{trained.network.name}' runs layers of its target that are not "
@@ -191,9 +188,8 @@ class NetworkMatrices:
 
     def required(self, name: str) -> LogitArray:
         """Return a norm's weights, or another parameter that is no matrix, as float32."""
-        if name in self._shared:
-            return self._target.required(self._shared[name])
-        return self._trained.parameters[name]
+        own = self._trained.parameters
+        return own[name] if name in own else self._target.required(name)
 
     def bias(self, part: str) -> LogitArray | None:
         """Return what is added to the results of a part, if anything."""
@@ -203,14 +199,8 @@ class NetworkMatrices:
 
     def parts(self, names: Sequence[str], *, pair: bool = False) -> list[str]:
         """Return the matrices that stand behind names; as a `pair`, a gate and what it gates."""
-        found: list[str] = []
-        for name in names:
-            if name in self._shared:
-                found += fused_of(self._shared[name])
-            else:
-                halves = _HALVES if pair and len(names) == 1 else ("",)
-                found += [f"{name}{half}" for half in halves]
-        return found
+        halves = _HALVES if pair and len(names) == 1 else ("",)
+        return [f"{name}{half}" for name in names for half in halves]
 
     def quantized(self, part: str) -> bool:
         """Return whether a matrix takes quantized activations."""

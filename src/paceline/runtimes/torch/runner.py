@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.ops import KV, Heads, Sight
-from paceline.networks.base import Network, fused_of
+from paceline.networks.base import Network
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.torch_ops import Attention, NetworkTensors, Qkv, TorchOps
 from paceline.networks.weights import Trained
@@ -147,7 +147,7 @@ class SpanAttention(Attention):
 
 
 def target_weights_for(network: Network, model: TorchModel) -> dict[str, Tensor]:
-    """Return the target weights that a network shares, by the network's own names.
+    """Return the target weights that a network runs with, by name.
 
     Raises:
         InvalidOption: the target has fewer layers.
@@ -155,14 +155,14 @@ def target_weights_for(network: Network, model: TorchModel) -> dict[str, Tensor]
     out: dict[str, Tensor] = {}
     if network.reads_target:  # it runs none of them: their keys and values are there
         return out
-    for mine, theirs in network.target_weights().items():
-        parts = theirs.split(".")
+    for name in network.target_weights():
+        parts = name.split(".")
         if parts[0] == "layers" and int(parts[1]) >= model.config.layers:
             raise InvalidOption(
                 f"network '{network.name}' runs {len(network.runs)} layers of its target, which "
                 "has fewer: use weights that were trained for this model"
             )
-        out[mine] = torch.cat([model.tensor(each) for each in fused_of(theirs)])
+        out[name] = model.tensor(name)
     return out
 
 
@@ -201,7 +201,7 @@ class TorchRunner:
             trained: network and parameters.
             embedding: `[vocabulary, width]`, the target's.
             head: `[vocabulary, width]`, the target's LM head.
-            target_weights: shared with the target, by the network's names.
+            target_weights: of the target, by name.
         """
         self._network = trained.network
         self._place = embedding.dtype, embedding.device
