@@ -47,7 +47,7 @@ def test_settings_may_be_the_text_of_an_option() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("medua", {}, "network 'medua' is unknown: use medusa, hydra"),
+        ("medua", {}, "network 'medua' is unknown: use eagle3, "),
         ("medusa", {"wide": 3}, "network 'medusa' has no option 'wide': use width"),
         ("medusa", {"width": 2.5}, "option width of network 'medusa' must be a whole number"),
         ("medusa", {"width": None}, "option width of network 'medusa' must be a whole number"),
