@@ -188,7 +188,7 @@ class ReferenceRunner:
             chances /= chances.sum(-1, keepdims=True)
             picked += [[self._ids[each] for each in row] for row in best.tolist()]
             sure += np.take_along_axis(chances, best, axis=-1).tolist()
-        return chains(network, np.array([picked]), np.array([sure]), depth) if picked else []
+        return chains(np.array([picked]), np.array([sure]), depth) if picked else []
 
     def _advance(self, branch: Branch, tokens: Sequence[int]) -> Branch:
         cache: ReferenceNetworkCache = branch.cache

@@ -66,9 +66,6 @@ class Network(ABC):
     layers: ClassVar[int] = 0
     # Context rows before the new ones that are read again with them, for `Ops.last` of more rows.
     overlap: int = 0
-    # Slots may be blank: logits get one more column, the last, and slots are not tied to depths
-    # until `collapse`.
-    blank: ClassVar[bool] = False
     # Between hidden states and `features_of`, in training.
     feature_distance: ClassVar[Literal["smooth-l1", "cosine"]] = "smooth-l1"
     reads_features: ClassVar[bool] = True
@@ -157,7 +154,10 @@ class Network(ABC):
 
     @abstractmethod
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        """Return the logits of a step, `[..., width, draft vocabulary]`; with `blank`, plus one."""
+        """Return the logits of a step, `[..., width, draft vocabulary]`.
+
+        Columns after those are of no token: -1 in a `Chain`.
+        """
 
     def target_rows(self, ops: Ops, features: Rows) -> Rows:
         """Return what the target's last layer attends with, of context rows, `[..., qkv]`.
@@ -178,9 +178,9 @@ class Network(ABC):
         """
         return None
 
-    def collapse(self, slots: Sequence[int]) -> Sequence[int]:
-        """Return the indices of slots that stand for tokens; -1 is a blank slot."""
-        return range(len(slots))
+    def read_argmax(self, columns: Any, count: int) -> Any:
+        """Return int64 `[..., depth]` draft indices of argmax columns of `count`; -2 for none."""
+        return columns
 
     def reveal(self, batch: Any, places: Any, progress: float, seed: Sequence[int]) -> Any:
         """Return what changes context rows in training (`training.module.Reveal`), or None.

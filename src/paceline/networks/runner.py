@@ -163,19 +163,11 @@ class Tail:
             self._read = [ContextUpdate(None, features, tokens)]
 
 
-def chains(
-    network: Network, tokens: npt.NDArray[Any], chances: npt.NDArray[Any], depth: int
-) -> list[Chain]:
-    """Build drafts from the argmax and runner-up of each slot, `[sequences, slots, 2]` each.
-
-    -1 is blank; slots with blanks have no runners-up, which would be of a slot, not of a depth.
-    """
+def chains(tokens: npt.NDArray[Any], chances: npt.NDArray[Any], depth: int) -> list[Chain]:
+    """Build drafts from the argmax and runner-up of each slot, `[sequences, slots, 2]` each."""
     out = []
     # Lists: there are few numbers, and this runs at every step.
     for said, sure in zip(tokens.tolist(), chances.tolist(), strict=True):
-        if network.blank:
-            places = network.collapse([first for first, _ in said])
-            said, sure = [said[at] for at in places], [(sure[at][0], 0.0) for at in places]
         first, second = ([pair[at] for pair in said[:depth]] for at in (0, 1))
         chance, runner_up_prob = ([pair[at] for pair in sure[:depth]] for at in (0, 1))
         out.append(Chain(first, chance, second, runner_up_prob))

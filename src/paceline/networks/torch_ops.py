@@ -192,9 +192,8 @@ class TorchOps:
         keys = self._placed(keys, heads, heads.key_norm, places)
         out = self.attention.attend(kv, Qkv(queries, keys, values), heads, sees)
         if sees == "last" and not isinstance(kv, KV):
-            out = self.last(out)
-            if newest > 1:
-                out = self.attention.newest(kv, self.last(queries, newest), heads)
+            rows = self.last(queries, newest)
+            out = self.last(out) if newest == 1 else self.attention.newest(kv, rows, heads)
         return out.flatten(-2)
 
     def convolve(self, layer: int, x: Tensor, name: str) -> Tensor:
@@ -381,9 +380,9 @@ class TextAttention(Attention):
         q = queries.reshape(*queries.shape[:-2], heads.kv_heads, -1, heads.width) * heads.scale
         keys, values = self._context[layer]
         scores = torch.einsum("btskgd,bkud->bkgtsu", q, keys)  # letters as in `_draft_rows`
-        at = torch.arange(keys.shape[2], device=q.device)
-        back = at[:, None] - at
-        hidden = (back < 0) | (back >= (heads.window or len(at)))
+        back = torch.arange(keys.shape[2], device=q.device)
+        back = back[:, None] - back
+        hidden = (back < 0) | (back >= (heads.window or len(back)))
         weights = scores.masked_fill(hidden[:, None], -math.inf).softmax(-1)
         return torch.einsum("bkgtsu,bkud->btskgd", weights, values).flatten(-3, -2)
 

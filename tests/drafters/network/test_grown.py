@@ -19,7 +19,7 @@ from paceline.drafters.network.trees import TreeDrafts, draft_sampling
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption
-from paceline.methods.networks.ctc import CTC
+from paceline.methods.networks.ctc import CTC, CTCDrafter
 from paceline.methods.networks.draft_lm import DraftLMDrafter
 from paceline.networks.base import Geometry
 from paceline.networks.weights import Trained
@@ -322,4 +322,4 @@ def test_what_cannot_be_grown_is_said() -> None:
     assert chosen(ctc, Coupled()) is None
     for verifier, options in ((Coupled(), {"growth": "iid"}), (Rejection(), {})):
         with pytest.raises(InvalidOption, match="'ctc' drafts slots that may stay blank"):
-            chosen(ctc, verifier, **options)
+            CTCDrafter(TableRunner(SMALL, IDS)).expand_by(chosen(ctc, verifier, **options))

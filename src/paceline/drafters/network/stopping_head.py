@@ -125,7 +125,7 @@ class AcceptanceStop:
 def check_steps(trained: Trained) -> None:
     """Raise InvalidOption unless the network drafts autoregressively."""
     network = trained.network
-    if network.width > 1 or network.steps == 1 or network.blank:
+    if network.width > 1 or network.steps == 1:
         raise InvalidOption(
             f"network '{network.name}' drafts several tokens at once, and no head can stop it in "
             "between: leave out head"

@@ -39,12 +39,7 @@ class TreeDrafts:
     """Expands draft trees of one network."""
 
     def __init__(self, runner: Runner, trained: Trained, growth: TreeExpansion) -> None:
-        """Bind a network. Raises InvalidOption if it drafts blank slots."""
-        if trained.network.blank:
-            raise InvalidOption(
-                f"drafter '{trained.network.name}' drafts slots that may stay blank, which make "
-                "chains alone: leave out growth, and use a verifier of deterministic drafts"
-            )
+        """Bind a network."""
         self._runner = runner
         self._expansion = growth
         self._width = trained.network.width

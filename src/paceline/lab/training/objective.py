@@ -202,16 +202,9 @@ def feature_loss(
 
 
 def argmax_tokens(network: Network, drafted: Sequence[Tensor]) -> list[Tensor]:
-    """Return per depth int64 `[texts, time]` greedy draft indices, CTC-collapsed; -2 if none."""
+    """Return per depth int64 `[texts, time]` greedy draft indices; -2 if none."""
     best = torch.stack([logits.argmax(-1) for logits in drafted], dim=-1)
-    if network.blank:
-        blank = drafted[0].shape[-1] - 1
-        before = functional.pad(best[..., :-1], (1, 0), value=blank)
-        kept = (best != blank) & (best != before)
-        packed = best.masked_fill(~kept, -2)
-        first = (~kept).to(torch.int8).argsort(dim=-1, stable=True)
-        best = packed.gather(-1, first)
-    return list(best.unbind(-1))
+    return list(network.read_argmax(best, drafted[0].shape[-1]).unbind(-1))
 
 
 def wide(x: Tensor) -> Tensor:

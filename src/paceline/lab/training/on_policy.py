@@ -205,10 +205,10 @@ def check(network: Network, loss: Loss) -> None:
             "loss cross-entropy learns from what the target wrote, which does not follow drafted "
             "tokens: use a divergence such as reverse-kl, or leave out --on-policy"
         )
-    if network.blank:
+    if type(network).own_loss is not Network.own_loss:
         raise InvalidOption(
-            f"network '{network.name}' drafts slots that may stay blank, and learns from what the "
-            "target wrote alone: leave out --on-policy"
+            f"network '{network.name}' learns by a loss of its own, from what the target wrote "
+            "alone: leave out --on-policy"
         )
 
 

@@ -26,9 +26,12 @@ from paceline.core.options import require
 from paceline.core.types import ROOT, Budget, LogitArray, ProbArray, TokenTree
 from paceline.drafters.network.build import LoadedNetwork
 from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.drafters.network.trees import TreeDrafts
+from paceline.errors import InvalidOption
 from paceline.models.ops import Ops, Rows
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import slot_shapes, slots_behind
+from paceline.networks.runner import Chain
 from paceline.sampling.sequence import Sequence
 
 
@@ -46,7 +49,6 @@ class CTC(Network):
 
     name: ClassVar[str] = "ctc"
     layers: ClassVar[int] = 1
-    blank: ClassVar[bool] = True
 
     def __init__(
         self, geometry: Geometry, *, width: int = 6, tokens: int = 3, ffn_size: int = 0
@@ -78,8 +80,20 @@ class CTC(Network):
     def own_loss(self, logits: Any, batch: Any, places: Any, prompt_weight: float) -> Any:
         return ctc_loss(logits, batch, places, self.tokens, prompt_weight)
 
-    def collapse(self, slots: List[int]) -> List[int]:
-        return collapse(slots, -1)
+    def read_argmax(self, columns: Any, count: int) -> Any:
+        import torch
+
+        before = torch.nn.functional.pad(columns[..., :-1], (1, 0), value=count - 1)
+        kept = (columns != count - 1) & (columns != before)
+        first = (~kept).to(torch.int8).argsort(dim=-1, stable=True)
+        return columns.masked_fill(~kept, -2).gather(-1, first)
+
+
+def collapsed(chain: Chain) -> Chain:
+    """Return the tokens that a chain of slots stands for; runners-up are of a slot, not a depth."""
+    places = collapse(chain.tokens, -1)
+    tokens, runner_ups = ([part[at] for at in places] for part in (chain.tokens, chain.runner_ups))
+    return Chain(tokens, [chain.chances[at] for at in places], runner_ups, [0.0] * len(places))
 
 
 def beginnings(chances: ProbArray, beam: int = 16, tokens: int = 8) -> dict[tuple[int, ...], float]:
@@ -124,16 +138,26 @@ class CTCDrafter(TrainedDrafter):
     name: ClassVar[str] = "ctc"
     paper = "after CTC-drafter, Wen et al. 2024, arXiv:2412.00061"
 
+    def expand_by(self, trees: TreeDrafts | None) -> None:
+        if trees is not None:
+            fix = "leave out growth, and use a verifier of deterministic drafts"
+            raise InvalidOption(f"drafter 'ctc' drafts slots that may stay blank: {fix}")
+        super().expand_by(trees)
+
     def _draft(
         self, version: LoadedNetwork, sequences: List[Sequence], budgets: List[Budget]
     ) -> list[TokenTree]:
-        if not self._runner_ups:
-            return super()._draft(version, sequences, budgets)
-        branches = version.runner.start(list(map(self._context_update, sequences, budgets)))
+        updates = list(map(self._context_update, sequences, budgets))
+        if self._runner_ups:
+            branches = version.runner.start(updates)
+            pairs = zip(branches, budgets, strict=True)
+            drafts = [self._grow_tree(branch.logits, budget) for branch, budget in pairs]
+        else:
+            slots = version.runner.draft(updates, version.runner.depth)
+            drafts = self._chains(sequences, budgets, list(map(collapsed, slots)))
         for sequence in sequences:
             self._progress[sequence.id].consumed()
-        pairs = zip(branches, budgets, strict=True)
-        return [self._grow_tree(branch.logits, budget) for branch, budget in pairs]
+        return drafts
 
     def _grow_tree(self, logits: LogitArray, budget: Budget) -> TokenTree:
         wide = np.exp(logits - logits.max(axis=-1, keepdims=True), dtype=np.float64)

@@ -205,8 +205,7 @@ class TorchRunner:
         """
         self._network = trained.network
         self._place = embedding.dtype, embedding.device
-        blank = [-1] if trained.network.blank else []
-        self._ids = self._tensor(np.array([*trained.draft_ids, *blank], dtype=np.int64))
+        self._ids = self._tensor(np.array([*trained.draft_ids, -1], dtype=np.int64))
         parameters = {
             name: self._tensor(array).to(embedding.dtype)
             for name, array in trained.parameters.items()
@@ -248,7 +247,7 @@ class TorchRunner:
         if not drafted:
             return []
         tokens, sure = (torch.cat(each, dim=1).cpu().numpy() for each in (drafted, chances))
-        return chains(network, tokens, sure, depth)
+        return chains(tokens, sure, depth)
 
     @torch.inference_mode()
     def start(self, context_update: Sequence[ContextUpdate]) -> list[Branch]:

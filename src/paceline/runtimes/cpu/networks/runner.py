@@ -81,7 +81,7 @@ class ChainProgram:
         # Rows of a state.
         self.slots = state.slots
         self.width = state.width
-        named = [*ids, *([-1] if network.blank else [])]
+        named = np.array([*ids, -1])
         self._picked = ops.program.buffer(ops.count(slots), PICKED * network.steps)
         # Most tokens of a chain, and noise records per sequence.
         self.tokens = network.steps * slots
@@ -96,12 +96,8 @@ class ChainProgram:
                 # The first step's logits, and operations until they are there.
                 self._logits, self.started = logits, ops.operations
             drawn = ChainNoise("noise", self.tokens, step * slots, slots)
-            ops.program.pick(
-                logits,
-                np.array(named),
-                self._picked.part(PICKED * step, PICKED),
-                None if network.blank else drawn,  # which has no id, and so no noise
-            )
+            noise = drawn if logits.width == len(ids) else None  # a column of no token has none
+            ops.program.pick(logits, named, self._picked.part(PICKED * step, PICKED), noise)
             self.ends.append(ops.operations)
             if slots == 1 and step + 1 < network.steps:
                 ops.program.leave(self._picked, step + 1, "least")
@@ -392,7 +388,7 @@ class CpuRunner:
         steps = self._take_in(self._chains, context_update, until, steps * network.width)
         if not steps:
             return []
-        return chains(network, *self._chains.drafted(len(context_update), steps), depth)
+        return chains(*self._chains.drafted(len(context_update), steps), depth)
 
     def _steps(self, depth: int) -> tuple[int, int]:
         # Steps of so many tokens, and their operations.
