@@ -172,6 +172,7 @@ ONE_USER = {
     "engine.by_temperature.ControllersByKind": "of decoding, put together by name",
     "engine.by_temperature.DraftersByKind": "of decoding, put together by name",
     "models.grammar.constraint_of": "of `generate`, beside what it makes",
+    "models.grids.expand": "formats of files, beside those that are read",
     "models.source.FirstLayers": "a source like the others",
     "models.source.smaller_sibling": "files beside a file, which sources know",
 }

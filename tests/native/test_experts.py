@@ -39,8 +39,8 @@ class Mixture:
     ) -> None:
         self.experts = Experts(COUNT, used, sum_to_one, gated)
         self.threads = threads
-        self.width = width = formats.width_of(kind, 2)
-        inner = formats.width_of(kind, 3)
+        self.width = width = formats.inputs_of(kind, 2)
+        inner = formats.inputs_of(kind, 3)
         packed = Packed()
         self.known: dict[str, Any] = {}
         matrices: list[list[CMatrix]] = []

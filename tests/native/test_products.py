@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from tests.helpers.packed_rows import read_rows
@@ -17,7 +18,7 @@ from paceline.runtimes.reference.ops import ReferenceOps
 EPS = 1e-5
 RNG = np.random.default_rng(2)
 every_kind = pytest.mark.parametrize("kind", formats.ALL)
-SOME = ("F32", "Q8_0", "Q4_1", "Q6_K")
+SOME = ("F32", "Q8_0", "Q4_1", "Q6_K", "MXFP4", "Q2_K")
 
 
 class Product:
@@ -36,7 +37,7 @@ class Product:
         scale: float = 1.0,
         threads: int = 2,
     ) -> None:
-        inputs, self.threads = formats.width_of(kind, cells), threads
+        inputs, self.threads = formats.inputs_of(kind, cells), threads
         rng = np.random.default_rng(5)
         packed, matrices = Packed(), []
         self.known: dict[str, Any] = {}
@@ -145,17 +146,40 @@ def test_company_and_threads_change_no_bit(kind: str, case: str) -> None:
 
 @every_kind
 def test_rows_are_read_back_as_the_file_has_them(kind: str) -> None:
-    inputs = formats.width_of(kind, 2)
+    inputs = formats.inputs_of(kind, 2)
     raw, known = formats.blocks(kind, 41, inputs)
     packed = Packed()
     wanted = np.array([40, 0, 17, 17, 5])
     found = read_rows(packed.matrix(kind, raw, inputs), wanted)
-    np.testing.assert_allclose(found, known[wanted], rtol=1e-6, atol=1e-7)
+    assert np.array_equal(found, known[wanted])
     order = np.random.default_rng(1).permutation(41)[:20]
     some = packed.matrix(kind, raw, inputs, order=order, threads=3)
     assert np.array_equal(
         read_rows(some, np.arange(20)), read_rows(packed.matrix(kind, raw, inputs), order)
     )
+
+
+def test_every_power_of_two_is_read_and_multiplied() -> None:
+    """Those that are too small for a usual number, and the largest."""
+    raw = np.random.default_rng(1).integers(0, 256, (256, 17), dtype=np.uint8)
+    raw[:, 0] = np.arange(256)
+    with np.errstate(over="ignore"):
+        known = gguf.dequantize(raw, gguf.GGMLQuantizationType.MXFP4)
+    packed = Packed()
+    made = packed.matrix("MXFP4", raw, 32)
+    assert np.array_equal(read_rows(made, np.arange(256)), known)
+    program = Program(packed)
+    x, out = program.buffer("rows", 32), program.buffer("rows", 256)
+    program.product("m", [made], x, out)
+    program.run({"rows": 1}, {}, 1)
+    program.read(x, 1)[:] = 127  # rounds to itself
+    program.run({"rows": 1}, {}, 1)
+    powers, raw[:, 0] = raw[:, 0].astype(int) - 128, 128
+    ones = gguf.dequantize(raw, gguf.GGMLQuantizationType.MXFP4).astype(np.float64)
+    with np.errstate(over="ignore"):
+        sums = np.ldexp(127 * ones.sum(1), powers).astype(np.float32)
+    assert np.array_equal(program.read(out, 1)[0], sums)
+    assert np.abs(known[known != 0]).min() < np.finfo(np.float32).tiny, "some are no usual numbers"
 
 
 def test_rows_that_are_no_whole_blocks_are_refused() -> None:
@@ -179,7 +203,7 @@ class FeedForward:
     def __init__(self, kind: str, threads: int, rounded: bool) -> None:
         packed, self.threads = Packed(), threads
         self.program = program = Program(packed)
-        inner = formats.width_of(kind, 1 if kind.endswith("_K") else 8)
+        inner = 256
         self.x = program.buffer("rows", inner)
         middle = program.buffer("rows", inner, rounded=rounded)
         self.out = program.buffer("rows", 96)

@@ -9,32 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import LogitArray, ProbArray
+from paceline.native.blocks import TYPES, width_of
 from paceline.native.library import CMatrix, address, library
 
 # Outputs that are computed together.
 LANES = 16
-
-# Inputs and activations that share a scale.
-GROUP = 32
-
-# Types of GGUF files that run as stored, and their numbers there.
-KINDS = {
-    "F32": 0,
-    "F16": 1,
-    "Q4_0": 2,
-    "Q4_1": 3,
-    "Q5_0": 6,
-    "Q5_1": 7,
-    "Q8_0": 8,
-    "Q4_K": 12,
-    "Q5_K": 13,
-    "Q6_K": 14,
-    "BF16": 30,
-}
-PLAIN = frozenset({"F32", "F16", "BF16"})
-
-# Inputs that a row of blocks is a multiple of.
-BLOCKS = {kind: 256 if kind.endswith("_K") else GROUP for kind in KINDS}
 
 
 class Packed:
@@ -74,9 +53,9 @@ class Packed:
         """Pack a matrix.
 
         Args:
-            kind: of `KINDS`.
+            kind: of `blocks.KINDS`.
             blocks: uint8 `[outputs, bytes]`, rows in the format of GGUF files.
-            inputs: columns of a row, a multiple of `BLOCKS[kind]`.
+            inputs: columns of a row, a multiple of `width_of(kind)`.
             order: row of each output; None for all in order.
             bias: float32 `[outputs]`.
             threads: to pack with.
@@ -89,12 +68,12 @@ class Packed:
         loaded = library()
         if loaded is None:
             raise RuntimeError("native operations are not compiled")
-        if inputs % BLOCKS[kind]:
-            raise ValueError(f"{inputs} inputs are no whole blocks of {BLOCKS[kind]} ({kind})")
+        if inputs % width_of(kind):
+            raise ValueError(f"{inputs} inputs are no whole blocks of {width_of(kind)} ({kind})")
         if blocks.strides[-1] != 1:
             blocks = np.ascontiguousarray(blocks)
         outputs = len(blocks) if order is None else len(order)
-        number = KINDS[kind]
+        number = TYPES[kind].number
         size = loaded.paceline_packed_bytes(number, outputs, inputs)
         tiles = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)  # from a page's begin on
         self._kept.append(tiles)

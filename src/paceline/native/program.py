@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import OutOfMemory
+from paceline.native.blocks import GROUP
 from paceline.native.library import (
     CConvolution,
     CDelta,
@@ -24,7 +25,7 @@ from paceline.native.library import (
     CView,
     library,
 )
-from paceline.native.packed import GROUP, Packed
+from paceline.native.packed import Packed
 
 # Activations of a gate, in C++.
 GATES = {"silu": 1, "gelu": 2}

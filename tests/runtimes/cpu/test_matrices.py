@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from tests.helpers.packed_rows import read_rows
@@ -13,7 +14,8 @@ from tests.native import formats
 
 from paceline.errors import ModelError
 from paceline.models.weights import Stored
-from paceline.native.packed import KINDS, Packed
+from paceline.native.blocks import KINDS, TYPES
+from paceline.native.packed import Packed
 from paceline.runtimes.cpu.matrices import PRECISIONS, Matrices
 
 WIDTH = 256
@@ -59,8 +61,8 @@ def test_a_file_s_own_formats_run_as_stored(kind: str) -> None:
     for each in (None, order):
         weights = Held(kind, order=each)
         matrices, _packed = made("file", weights)
-        assert matrices("layers.0.q").kind == KINDS[kind]
-        np.testing.assert_allclose(whole(matrices), weights["layers.0.q"], rtol=1e-6, atol=1e-7)
+        assert matrices("layers.0.q").kind == TYPES[kind].number
+        assert np.array_equal(whole(matrices), weights["layers.0.q"])
         assert matrices.quantized("layers.0.q") == (kind not in ("F32", "F16", "BF16"))
 
 
@@ -83,8 +85,8 @@ def test_the_error_is_at_most_half_a_step(precision: str) -> None:
 
 def test_what_decides_the_argmax_is_finer_than_int4() -> None:
     matrices, _packed = made("int4", Held())
-    assert matrices("layers.0.q").kind == KINDS["Q4_1"]
-    assert matrices("embed").kind == KINDS["Q8_0"]
+    assert matrices("layers.0.q").kind == TYPES["Q4_1"].number
+    assert matrices("embed").kind == TYPES["Q8_0"].number
 
 
 def test_a_head_that_is_not_there_is_the_embedding() -> None:
@@ -98,22 +100,37 @@ def test_a_head_that_is_not_there_is_the_embedding() -> None:
 def test_rows_that_are_no_groups_run_finer_or_not_at_all() -> None:
     """288 inputs are whole groups of 32, and no blocks of 256."""
     matrices, _packed = made("int8", Held(shape=(48, 288)))
-    assert matrices("layers.0.q").kind == KINDS["Q8_0"]
+    assert matrices("layers.0.q").kind == TYPES["Q8_0"].number
     with pytest.raises(ModelError, match=r"tensor layers.0.q has 40 columns, .* --runtime torch"):
         made("file", Held(shape=(48, 40)))[0]("layers.0.q")
 
 
-def test_other_types_are_kept_as_fp16_and_said(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("kind", "run"), [("IQ2_XS", "I8_K"), ("F64", "F32")])
+def test_other_types_run_exactly_and_what_they_take_is_said(
+    kind: str, run: str, caplog: pytest.LogCaptureFixture
+) -> None:
     class Foreign(Held):
         def stored(self, name: str) -> Stored:
             out = super().stored(name)
-            return Stored("IQ2_XS", out.shape, out.blocks)
+            size = TYPES[kind].size * WIDTH // TYPES[kind].inputs
+            blocks = np.random.default_rng(3).integers(0, 90, (48, size), dtype=np.uint8)
+            return Stored(kind, out.shape, blocks, self.order)
 
-    matrices, _packed = made("file", Foreign())
-    assert matrices("layers.0.q").kind == KINDS["F16"]
-    matrices("embed")
-    [message] = caplog.messages
-    assert "IQ2_XS" in message
+    order = RNG.permutation(48)
+    for each in (None, order):
+        weights = Foreign(order=each)
+        matrices, _packed = made("file", weights)
+        assert matrices("layers.0.q").kind == TYPES[run].number
+        expected = weights["layers.0.q"]
+        if kind == "IQ2_XS":
+            expected = gguf.dequantize(
+                weights.stored("layers.0.q").blocks, gguf.GGMLQuantizationType.IQ2_XS
+            )[slice(None) if each is None else each]
+        assert np.array_equal(whole(matrices), expected)
+        assert np.array_equal(matrices.blocks("layers.0.q", order[:5])[1].shape[0], 5)
+        matrices("embed")
+    assert len(caplog.messages) == 2
+    assert all(kind in message for message in caplog.messages)
 
 
 def test_a_vector_that_is_not_there_is_none() -> None:

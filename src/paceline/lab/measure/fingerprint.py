@@ -19,7 +19,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.families import FAMILIES, hf_config
 from paceline.models.ops import DeltaRule
 from paceline.models.weights import Stored
-from paceline.native.packed import BLOCKS, KINDS
+from paceline.native.blocks import KINDS, TYPES
 from paceline.runtimes.cpu.target import CpuTarget
 
 _CONFIG: dict[str, Any] = {
@@ -82,17 +82,25 @@ _ADDED: dict[str, dict[str, Any]] = {
 }
 _BIASED = ("qwen2",)
 
-# Bytes of a block, and the half-precision numbers in it: place, and bits but for ten of mantissa.
-_HALVES: dict[str, tuple[int, dict[int, int]]] = {
-    "Q4_0": (18, {0: 0x2400}),
-    "Q4_1": (20, {0: 0x2400, 2: 0xB000}),
-    "Q5_0": (22, {0: 0x2000}),
-    "Q5_1": (24, {0: 0x2000, 2: 0xB000}),
-    "Q8_0": (34, {0: 0x1400}),
-    "Q4_K": (144, {0: 0x1000, 2: 0x1C00}),
-    "Q5_K": (176, {0: 0x0C00, 2: 0x1C00}),
-    "Q6_K": (210, {208: 0x0400}),
+# Half-precision numbers in a block: place, and bits but for ten of mantissa.
+_HALVES: dict[str, dict[int, int]] = {
+    "Q4_0": {0: 0x2400},
+    "Q4_1": {0: 0x2400, 2: 0xB000},
+    "Q5_0": {0: 0x2000},
+    "Q5_1": {0: 0x2000, 2: 0xB000},
+    "Q8_0": {0: 0x1400},
+    "Q4_K": {0: 0x1000, 2: 0x1C00},
+    "Q5_K": {0: 0x0C00, 2: 0x1C00},
+    "Q6_K": {208: 0x0400},
+    "Q2_K": {80: 0x1C00, 82: 0x2400},
+    "Q3_K": {108: 0x1800},
+    "IQ4_NL": {0: 0x1400},
+    "IQ4_XS": {0: 0x0400},
+    "MXFP4": {},
+    "I8_K": {},
 }
+# Formats that matrices of a family have by turns.
+_TURNS = KINDS[:11]
 
 
 class RandomWeights:
@@ -140,11 +148,17 @@ class RandomWeights:
         rows, columns = self._shapes[name]
         kind = self._kinds[list(self._shapes).index(name) % len(self._kinds)]
         if kind in _HALVES:
-            size, halves = _HALVES[kind]
-            raw = _bytes(name + kind, rows * columns // BLOCKS[kind] * size).reshape(-1, size)
-            for at, bits in halves.items():
+            _, inputs, size = TYPES[kind]
+            raw = _bytes(name + kind, rows * columns // inputs * size).reshape(-1, size)
+            for at, bits in _HALVES[kind].items():
                 drawn = raw[:, at : at + 2].copy().view("<u2")
                 raw[:, at : at + 2] = (drawn & 0x3FF | bits).view(np.uint8)
+            if kind == "MXFP4":
+                raw[:, 0] = raw[:, 0] & 3 | 120
+            if kind == "I8_K":  # scales and codes as grids have them
+                raw[:, 2:4] = raw[:, 2:4] & (0x7F, 0) | (0, 0x39)
+                raw[:, 4:20] &= 31
+                raw[:, 20:] = (raw[:, 20:] & 127) - 64
         elif kind == "BF16":
             raw = (self._numbers(name).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
         else:
@@ -195,8 +209,9 @@ class TinyModel:
 
 
 CASES: dict[str, TinyModel] = {
-    **{family.hf: TinyModel(family.hf, tuple(KINDS)) for family in FAMILIES},
+    **{family.hf: TinyModel(family.hf, _TURNS) for family in FAMILIES},
     **{f"llama {kind}": TinyModel("llama", (kind,)) for kind in KINDS},
+    "qwen3_moe MXFP4": TinyModel("qwen3_moe", ("MXFP4",)),
     **{f"llama {each}": TinyModel("llama", ("F32",), each) for each in ("int8", "int4", "fp32")},
 }
 

@@ -40,8 +40,29 @@ PACELINE_INLINE Bytes bits(Bytes x) {
     return Bytes(moved) & (Bytes{} + kKept);
 }
 
-// Sums of a row's products, by output of a part. Steps 0 to 7 are added, or half of them.
-template <int kBits>
+// Of each byte, below 16, what a table has for it.
+#if PACELINE_VNNI == 512 || defined(__AVX2__)
+PACELINE_INLINE Bytes looked_up(const uint8_t* table, Bytes at) {
+    const __m128i sixteen = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+#if PACELINE_VNNI == 512
+    return Bytes(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(sixteen), __m512i(at)));
+#else
+    return Bytes(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(sixteen), __m256i(at)));
+#endif
+}
+#elif defined(__aarch64__)
+PACELINE_INLINE Bytes looked_up(const uint8_t* table, Bytes at) {
+    return Bytes(vqtbl1q_u8(vld1q_u8(table), uint8x16_t(at)));
+}
+#else
+inline Bytes looked_up(const uint8_t* table, Bytes at) {
+    for (int byte = 0; byte < kBytePart; ++byte) at[byte] = table[at[byte]];
+    return at;
+}
+#endif
+
+// Sums of a row's products, by output of a part. `kSteps` neighbouring steps are added, or all 8.
+template <int kBits, int kSteps>
 struct Sums {
 #if PACELINE_VNNI == 512
     __m512i total = _mm512_setzero_si512();
@@ -73,7 +94,8 @@ struct Sums {
 
 #elif defined(__AVX2__)
     // Sums of 16 bits hold so many steps: codes are below 2^bits, activations at most 127.
-    static constexpr int kHeld = kBits == 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : 1;
+    static constexpr int kMost = kBits <= 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : 1;
+    static constexpr int kHeld = kMost < kSteps ? kMost : kSteps;
     __m256i total = _mm256_setzero_si256(), part;
 
     PACELINE_INLINE void add(int step, Bytes weights, const int8_t* four) {

@@ -13,9 +13,9 @@ constexpr int kFew = 16;      // rows that every thread quantizes for itself: ot
 // Results of a tile.
 using Results = Vec[kTogether];
 
-template <class Format, int N, int kFirst, int kBehind>
+template <class Format, int N, int kFirst, int kBehind, int kSteps>
 PACELINE_INLINE void add_steps(const uint8_t* codes, const QuantizedGroup* rows,
-                               Sums<Format::kBits> (&sums)[N]) {
+                               Sums<Format::kBits, kSteps> (&sums)[N]) {
     if constexpr (kFirst < kBehind) {
         const Bytes step = Format::template step<kFirst>(codes);
 #pragma GCC unroll 8
@@ -28,7 +28,7 @@ PACELINE_INLINE void add_steps(const uint8_t* codes, const QuantizedGroup* rows,
 template <class Format, int N, int kFirst, int kBehind>
 PACELINE_INLINE void products(const uint8_t* codes, const QuantizedGroup* rows, Ints (&out)[N]) {
     PACELINE_PARTS {
-        Sums<Format::kBits> sums[N];
+        Sums<Format::kBits, kBehind - kFirst> sums[N];
         add_steps<Format, N, kFirst, kBehind>(codes + i * kBytePart, rows, sums);
 #pragma GCC unroll 8
         for (int r = 0; r < N; ++r) out[r].p[i] = sums[r].ints();
@@ -46,37 +46,66 @@ PACELINE_INLINE Ints weighted(const Ints& x, const Ints& by, const Ints& y, cons
     return out;
 }
 
+PACELINE_INLINE Ints all_of(int32_t x) {
+    Ints out;
+    PACELINE_PARTS out.p[i] = IntPart{} + x;
+    return out;
+}
+
+// Scales and minima of inputs 0-15 and 16-31 of a cell.
+struct Halves {
+    Ints scales[2], mins[2];
+};
+template <class Format>
+PACELINE_INLINE Halves halves_of(const uint8_t* tile) {
+    Halves out;
+    for (int h = 0; h < 2; ++h, tile += kLanes) {
+        if constexpr (Format::kScales == Scales::kTwo) {
+            out.scales[h] = load_ints(reinterpret_cast<const int8_t*>(tile));
+        } else {
+            const Ints both = load_ints(tile);
+            PACELINE_PARTS out.scales[h].p[i] = both.p[i] & 15;
+            PACELINE_PARTS out.mins[h].p[i] = both.p[i] >> 4;
+        }
+    }
+    return out;
+}
+
 // N quantized rows times a tile, group by group in order. `stride`: from group to group, in bytes.
 template <class Format, int N>
 __attribute__((noinline)) void tile_of(Format, const uint8_t* tile, int64_t cells, const QuantizedGroup* rows, int64_t stride,
              Results& out) {
-    constexpr int kBits = Format::kBits;
-    constexpr int kZero = kBits == 8 ? kRaised : Format::kZero;
+    using Super = typename Format::Super;
+    constexpr int kZero = Format::kBits == 8 ? kRaised : Format::kZero;
     Vec d = zeros(), dmin = zeros();
     Vec total[N];
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) total[r] = zeros();
     for (int64_t c = 0; c < cells; ++c) {
         if (Format::kHeader && c % kSuper == 0) {
-            d = load(reinterpret_cast<const Half*>(tile));
-            if (Format::kMin) dmin = load(reinterpret_cast<const Half*>(tile) + kLanes);
+            d = load(reinterpret_cast<const Super*>(tile));
+            if (Format::kMin) dmin = load(reinterpret_cast<const Super*>(tile) + kLanes);
             tile += Format::kHeader;
         }
         for (int line = 0; line < Format::kBytes; line += 64) __builtin_prefetch(tile + kAhead + line);
         const uint8_t* codes = tile + Format::kScaleBytes;
         Ints sums[N];
-        if constexpr (Format::kScales == Scales::kTwo) {
+        if constexpr (Format::kHalves) {
             Ints others[N];
             products<Format, N, 0, 4>(codes, rows, sums);
             products<Format, N, 4, 8>(codes, rows, others);
-            const Ints low = load_ints(reinterpret_cast<const int8_t*>(tile));
-            const Ints high = load_ints(reinterpret_cast<const int8_t*>(tile) + kLanes);
+            const Halves by = halves_of<Format>(tile);
 #pragma GCC unroll 8
             for (int r = 0; r < N; ++r) {
                 const Ints first = minus(sums[r], kZero * rows[r].sums[0]);
                 const Ints second = minus(others[r], kZero * rows[r].sums[1]);
-                const Ints both = weighted(first, low, second, high);
+                const Ints both = weighted(first, by.scales[0], second, by.scales[1]);
                 total[r] = fma(floats(both) * rows[r].scale, d, total[r]);
+                if constexpr (Format::kMin) {
+                    const Ints least = weighted(all_of(rows[r].sums[0]), by.mins[0],
+                                                all_of(rows[r].sums[1]), by.mins[1]);
+                    total[r] = fma(dmin, -(floats(least) * rows[r].scale), total[r]);
+                }
             }
         } else {
             products<Format, N, 0, 8>(codes, rows, sums);
@@ -84,6 +113,10 @@ __attribute__((noinline)) void tile_of(Format, const uint8_t* tile, int64_t cell
             if constexpr (Format::kScales == Scales::kHalf) {
                 scale = load(reinterpret_cast<const Half*>(tile));
                 if (Format::kMin) min = load(reinterpret_cast<const Half*>(tile) + kLanes);
+            } else if constexpr (Format::kScales == Scales::kPower) {
+                scale = powers(load_ints(tile));
+            } else if constexpr (Format::kScales == Scales::kSigned) {
+                scale = d * floats(load_ints(reinterpret_cast<const int8_t*>(tile)));
             } else {
                 scale = d * floats(load_ints(tile));  // exact: 11 bits by 6
                 if (Format::kMin) min = dmin * floats(load_ints(tile + kLanes));

@@ -231,6 +231,16 @@ PACELINE_INLINE Ints load_ints(const int8_t* at) {
     return out;
 }
 
+// 2^(x - 128), x from 0 to 255.
+PACELINE_INLINE Vec powers(const Ints& x) {
+    Vec out;
+    PACELINE_PARTS {
+        const IntPart bits = x.p[i] < 2 ? (x.p[i] + 1) << 21 : (x.p[i] - 1) << 23;  // small ones too
+        out.p[i] = Part(bits);
+    }
+    return out;
+}
+
 // Of all lanes; halves are put together until one is left.
 inline float sum(const Vec& x) {
     float part[kLanes];

@@ -8,8 +8,9 @@ import numpy as np
 
 from paceline.core.types import LogitArray
 from paceline.models.gguf import quantize
+from paceline.native.blocks import GROUP
 from paceline.native.library import CMatrix
-from paceline.native.packed import GROUP, Packed
+from paceline.native.packed import Packed
 from paceline.networks.mask_rows import MaskRows
 
 COUNT, ROWS = "masks", "mask_rows"

@@ -11,9 +11,11 @@ import numpy.typing as npt
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption, ModelError
 from paceline.models.gguf import quantize
-from paceline.models.weights import Weights
+from paceline.models.grids import GRIDS, expand
+from paceline.models.weights import Stored, Weights
+from paceline.native.blocks import GROUP, KINDS, PLAIN, width_of
 from paceline.native.library import CMatrix
-from paceline.native.packed import BLOCKS, GROUP, KINDS, PLAIN, Packed
+from paceline.native.packed import Packed
 from paceline.networks.head_preview import SCREEN
 from paceline.networks.weights import Trained
 
@@ -72,11 +74,13 @@ class Formats:
         if self._kind and name.endswith((".router", ".delta_a", ".delta_b")):
             kind = "F32"  # so small, and it decides which experts are read, or what is kept
         if kind not in KINDS:
+            run = "I8_K" if kind in GRIDS else "F32"
             if kind not in self._told:
                 self._told.add(kind)
-                _LOG.warning("weights of type %s do not run as stored: kept as fp16", kind)
-            kind = "F16"
-        return kind if stored.shape[1] % BLOCKS[kind] == 0 else "F32"
+                said = "codes of eight bits, exactly the same numbers" if run == "I8_K" else "fp32"
+                _LOG.warning("weights of type %s take more memory than the file: %s", kind, said)
+            kind = run
+        return kind if stored.shape[1] % width_of(kind) == 0 else "F32"
 
     def blocks(
         self, name: str, rows: npt.NDArray[np.int64] | None = None
@@ -85,9 +89,19 @@ class Formats:
         name = self._resolved(name)
         stored, kind = self._weights.stored(name), self._format(name)
         some = slice(None) if rows is None else rows
+        order = some if stored.order is None else stored.order[some]
+        own = self._own_blocks(stored, kind, order)
+        return kind, quantize(kind, self._weights[name][some]) if own is None else own
+
+    def _own_blocks(
+        self, stored: Stored, kind: str, rows: slice | npt.NDArray[np.int64] = slice(None)
+    ) -> npt.NDArray[np.uint8] | None:
+        # Rows of the file in a format that says exactly what they say there; None if it does not.
         if kind == stored.kind:
-            return kind, stored.blocks[some if stored.order is None else stored.order[some]]
-        return kind, quantize(kind, self._weights[name][some])
+            return stored.blocks[rows]
+        if kind == "I8_K" and stored.kind in GRIDS:
+            return expand(stored.kind, stored.blocks[rows])
+        return None
 
 
 class Matrices(Formats):
@@ -102,9 +116,6 @@ class Matrices(Formats):
         self._matrices: dict[str, CMatrix] = {}
 
     def __call__(self, name: str) -> CMatrix:
-        """Return a matrix, packed on first use; MemoryError, or ModelError if it is damaged or its
-        width does not fit the kernels.
-        """
         """Return a matrix, packed on first use.
 
         Raises:
@@ -133,12 +144,12 @@ class Matrices(Formats):
                 f"tensor {name} has {inputs} columns, which are no multiple of {GROUP}: "
                 "use --runtime torch"
             )
-        as_stored = kind == stored.kind
+        own = self._own_blocks(stored, kind)
         made = self._packed.matrix(
             kind,
-            stored.blocks if as_stored else quantize(kind, self._weights[name]),
+            quantize(kind, self._weights[name]) if own is None else own,
             inputs,
-            order=stored.order if as_stored else None,
+            order=None if own is None else stored.order,
             bias=self.bias(name),
             threads=self._threads,
         )

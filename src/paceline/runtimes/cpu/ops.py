@@ -15,8 +15,9 @@ import numpy as np
 from paceline.core.types import LogitArray
 from paceline.errors import ModelError, RuntimeUnavailable
 from paceline.models.ops import KV, Activation, DeltaRule, Experts, Heads, Name, Names, Sight
+from paceline.native.blocks import GROUP
 from paceline.native.library import KV_DTYPES, CDelta, CHeads, CMatrix, attends
-from paceline.native.packed import GROUP, LANES
+from paceline.native.packed import LANES
 from paceline.native.program import (
     ALL,
     BLOCK,

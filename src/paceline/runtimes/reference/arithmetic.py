@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from paceline.core.types import IntArray, LogitArray, ProbArray
-from paceline.native.packed import GROUP, LANES
+from paceline.native.blocks import GROUP
+from paceline.native.packed import LANES
 from paceline.runtimes.reference.formats import Matrix
 
 CHUNK = 128
@@ -159,7 +160,11 @@ def product(x: LogitArray, matrix: Matrix) -> LogitArray:
         # Integers below 2^24: exact in every order.
         sums = rounded[:, cell] @ matrix.numbers[:, cell].T.astype(np.float32)
         out = fma(sums * scale[:, cell, None], matrix.scales[:, cell], out)
-        if matrix.minima is not None:
+        if matrix.lows is not None:
+            assert matrix.minima is not None
+            least = rounded[:, cell] @ matrix.lows[:, cell].T.astype(np.float32)
+            out = fma(matrix.minima[:, cell], -(least * scale[:, cell, None]), out)
+        elif matrix.minima is not None:
             out = fma(matrix.minima[:, cell], -total[:, cell, None], out)
     return out
 

@@ -133,8 +133,10 @@ class ReferenceOps:
         table, ids = self._matrix("embed"), np.asarray(tokens)
         rows = table.numbers[ids]
         if table.scales is not None:
-            minima = np.zeros_like(table.scales) if table.minima is None else table.minima
-            rows = fma(rows, table.scales[ids][..., None], -minima[ids][..., None])
+            least = np.float32(0) if table.minima is None else table.minima[ids][..., None]
+            if table.lows is not None:
+                least = least * table.lows[ids]
+            rows = fma(rows, table.scales[ids][..., None], -least)
         rows = rows.reshape(*ids.shape, -1)
         return rows if scale == 1.0 else rows * np.float32(scale)
 
