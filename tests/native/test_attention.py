@@ -15,7 +15,7 @@ from paceline.core.types import ROOT, TokenTree
 from paceline.models import ops
 from paceline.native.library import KV_DTYPES, CHeads, KvDtype
 from paceline.native.packed import Packed, rotary_table
-from paceline.native.program import ALL, LAST, Columns, Program
+from paceline.native.program import ALL, LAST, LENT, Columns, Program
 from paceline.runtimes.cpu.forward import ForwardBatch
 from paceline.runtimes.kv_cache import BlockPool, PagedCache
 from paceline.runtimes.reference.ops import AskedRows, ReferenceCache, ReferenceOps
@@ -206,6 +206,25 @@ def test_of_last_rows_alone_it_is_the_same(kept: KvDtype) -> None:
     assert np.array_equal(later, behind)
     others = np.setdiff1d(np.arange(ends[-1]), ends - 1)
     assert (last[others] != every[others]).any(axis=1).all()
+
+
+@pytest.mark.parametrize("name", ["grouped", "window", "normed"])
+def test_queries_of_a_later_layer_read_what_this_one_stored(name: str) -> None:
+    """With a `KV` nothing is stored, and other queries ask; of keys of their own they would not."""
+    sizes, count = SHAPES[name], 140
+    made = layer(sizes)
+    lent = layer(sizes, asked=LENT, pool=made.pool)
+    rows, others = random_rows(sizes, count), random_rows(sizes, count, seed=2)
+    batch, cache = ForwardBatch(), ReferenceCache(np.zeros((1, 2, 0, sizes.kv_heads, sizes.width)))
+    batch.add(Rows.draft(PagedCache(made.pool), [0] * count))
+    asked = AskedRows(Rows.draft(cache, [0] * count))
+    reading: Any = ReferenceOps(sizes, None, sizes.eps, asked)
+    made.run(batch, rows)
+    own = reading.attend(0, rows, sizes.shape)
+    queries = others[:, : sizes.heads * sizes.width]
+    expected = reading.attend(ops.KV(0), queries, sizes.shape)
+    assert np.array_equal(lent.run(batch, others), expected)
+    assert not np.array_equal(own, expected)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
