@@ -92,7 +92,7 @@ def _k_blocks(kind: str, blocks: Bytes) -> Matrix:
         # Scales of 16 inputs are small integers: they go with the numbers.
         return small.astype(np.int16).repeat(16, axis=-1).reshape(*shape, 8, GROUP)
 
-    def two_bits(codes: Bytes) -> Bytes:
+    def two_bits(codes: Bytes) -> npt.NDArray[Any]:
         four = codes.reshape(*shape, 2, 1, GROUP) >> 2 * cells[:4]
         return (four & 3).reshape(*shape, 8, GROUP)
 
@@ -113,8 +113,8 @@ def _k_blocks(kind: str, blocks: Bytes) -> Matrix:
         numbers = two_bits(blocks[..., 16:80]) * (both & 15)
         return Matrix(numbers, of_eight(80), of_eight(82), both >> 4)
     if kind == "Q3_K":
-        third = blocks[..., :32].reshape(*shape, 1, GROUP) >> cells & 1
-        codes = (two_bits(blocks[..., 32:96]) | third << 2).astype(np.int16) - 4
+        bit = blocks[..., :32].reshape(*shape, 1, GROUP) >> cells & 1
+        codes = (two_bits(blocks[..., 32:96]) | bit << 2).astype(np.int16) - 4
         high = np.concatenate([blocks[..., 104:108] >> shift & 3 for shift in (0, 2, 4, 6)], -1)
         small = _nibbles(blocks[..., 96:104]) | high << 4
         return Matrix(codes * by_sixteen(small.astype(np.int16) - 32), of_eight(108))
