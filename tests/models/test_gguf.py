@@ -113,9 +113,12 @@ def test_large_tensors_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_unreadable_types_are_named(tmp_path: Path) -> None:
     tensors = [("odd", (32,), 99, bytes(32)), ("ints", (32,), int(Kind.I8), bytes(32))]
+    tensors.append(("scaled", (64,), int(Kind.NVFP4), bytes(36)))
     file = GGUFFile(write(tmp_path / "m.gguf", tensors=tensors))
     with pytest.raises(ModelError, match="'odd' as type 99"):
         file.stored("odd")
+    with pytest.raises(ModelError, match="'scaled' as NVFP4"):
+        file.stored("scaled")
     assert file.stored("ints")[0] == "I8"
     with pytest.raises(ModelError, match="'ints' as I8"):
         file.read("ints")

@@ -193,6 +193,8 @@ class GGUFFile:
         info = self.tensors[name]
         if info.kind not in _TYPES:
             raise self._unreadable(name, f"type {info.kind}")
+        if _TYPES[info.kind][0] == "NVFP4":  # its scales are in tensors of their own
+            raise self._unreadable(name, "NVFP4")
         self._check_unchanged()
         kind, block, size = _TYPES[info.kind]
         rows, row = math.prod(info.shape[:-1]), info.shape[-1] // block * size
