@@ -54,7 +54,7 @@ FOLDERS: tuple[tuple[str, str], ...] = (
 FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
-BUDGET = {"lines": 75_691, "modules": 406, "docstrings": 0.14, "loose": 6}
+BUDGET = {"lines": 75_693, "modules": 406, "docstrings": 0.14, "loose": 6}
 
 
 class Import(NamedTuple):
