@@ -1,6 +1,6 @@
 """A drafter of one's own: guess that a token is followed by what followed it last time."""
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from itertools import pairwise
 
 import paceline
@@ -8,7 +8,7 @@ from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.drafters.base import Drafter
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 class LastBigram(Drafter):
@@ -19,31 +19,32 @@ class LastBigram(Drafter):
     def __init__(self) -> None:
         self._successors: dict[int, dict[int, int]] = {}
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         """Learn from the prompt."""
         self._successors[sequence.id] = dict(pairwise(sequence.tokens))
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         """One chain per sequence, as long as its budget allows."""
         return [self._walk(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         """Learn from the tokens that the step committed."""
-        for sequence, verdict in zip(sequences, verdicts, strict=True):
-            new = sequence.tokens[-(len(verdict.path) + 2) :]
-            self._successors[sequence.id].update(pairwise(new))
+        for each, verdict in zip(sequences, verdicts, strict=True):
+            self._successors[each.id].update(pairwise(each.tokens[-(len(verdict.path) + 2) :]))
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         """Forget the sequence."""
         self._successors.pop(sequence.id, None)
 
-    def _walk(self, sequence: Sequence, budget: Budget) -> TokenTree:
+    def _walk(self, sequence: Generation, budget: Budget) -> TokenTree:
         following = self._successors[sequence.id]
         chain, token = [], sequence.root
         while token in following and len(chain) < min(budget.nodes, budget.depth):

@@ -32,7 +32,7 @@ import numpy as np
 import paceline
 from paceline import errors
 from paceline.cli import app as command_line
-from paceline.core.types import Denoising
+from paceline.core.types import CanvasParams
 from paceline.drafters.resources import Loaded
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
@@ -613,7 +613,7 @@ def canvas(name: str, kind: str, sampler: str, plan: str | None, block: int | No
     def work() -> Value:
         engine = loading.make_engine(loaded, max_batch=2, progress=False)
         room = 20 if sampler == "filter" else ROOM
-        denoising = Denoising(sampler, block, plan, steps=True)
+        denoising = CanvasParams(sampler, block, plan, steps=True)
         options = {"raw": True, "max_new_tokens": room, "denoising": denoising, **KINDS[kind]}
         order = {engine.add(text, **options): number for number, text in enumerate(asked)}
         steps: list[list[Any]] = [[] for _ in asked]

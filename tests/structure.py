@@ -54,7 +54,13 @@ FOLDERS: tuple[tuple[str, str], ...] = (
 FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
-BUDGET = {"lines": 75_693, "modules": 406, "docstrings": 0.14, "loose": 6}
+BUDGET = {
+    "lines": 64_380,
+    "lines of methods": 11_445,
+    "modules": 406,
+    "docstrings": 0.14,
+    "loose": 6,
+}
 
 
 class Import(NamedTuple):
@@ -263,9 +269,12 @@ def sizes() -> dict[str, Size]:
 
 def over_budget() -> list[str]:
     """What is larger than `BUDGET` allows, a line each."""
-    total = Size(*map(sum, zip(*sizes().values(), strict=True)))
+    by_folder = sizes()
+    total = Size(*map(sum, zip(*by_folder.values(), strict=True)))
+    methods = by_folder["methods"].lines
     found = {
-        "lines": total.lines + total.cpp,
+        "lines": total.lines + total.cpp - methods,
+        "lines of methods": methods,
         "modules": total.modules,
         "docstrings": round(total.docstrings / total.lines, 4),
         "loose": sum("." not in name and path.stem != "__init__" for name, path in MODULES.items()),

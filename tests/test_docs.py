@@ -24,7 +24,7 @@ from paceline.networks import catalogue
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.registry import table as registry
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Coupled
 
 ROOT = Path(__file__).parents[1]
@@ -294,7 +294,7 @@ def generate(drafter: Drafter, temperature: float) -> tuple[list[list[int]], int
     parts = drafter, Coupled(), Fixed(4, 4), StopRules((), 400)
     decoder = AutoregressiveDecoder(target, *parts)
     params = SamplingParams(temperature=temperature, max_new_tokens=60)
-    sequences = [Sequence.start(i, [i, 2, 3][: i + 1], params) for i in range(3)]
+    sequences = [Generation.start(i, [i, 2, 3][: i + 1], params) for i in range(3)]
     for sequence in sequences:
         decoder.open(sequence)
     running = sequences

@@ -1,6 +1,6 @@
 """A drafter that repeats the last bigram, and a verifier that mirrors its random numbers."""
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import ClassVar
 
@@ -10,8 +10,8 @@ from paceline.core.types import Budget, SamplingScheme, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.proof.cases import Draftable, Proof, straight
 from paceline.registry.table import Index
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Draw, Purpose, Randomness
-from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import TargetDistributions, Verifier, check_sampling, walk
 
 
@@ -24,27 +24,29 @@ class LastBigram(Drafter):
     def __init__(self) -> None:
         self._successors: dict[int, dict[int, int]] = {}
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._successors[sequence.id] = dict(pairwise(sequence.tokens))
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         return [self._walk(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for sequence, verdict in zip(sequences, verdicts, strict=True):
             new = sequence.tokens[-(len(verdict.path) + 2) :]
             self._successors[sequence.id].update(pairwise(new))
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._successors.pop(sequence.id, None)
 
-    def _walk(self, sequence: Sequence, budget: Budget) -> TokenTree:
+    def _walk(self, sequence: Generation, budget: Budget) -> TokenTree:
         following = self._successors[sequence.id]
         chain, token = [], sequence.root
         while token in following and len(chain) < min(budget.nodes, budget.depth):

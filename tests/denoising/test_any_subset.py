@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.helpers.canvases import decode, decoder_of, finish, start
 
-from paceline.core.types import Denoising
+from paceline.core.types import CanvasParams
 from paceline.denoising import any_subset
 from paceline.errors import InvalidOption
 from paceline.proof.oracle import enumerate_distribution
@@ -24,7 +24,7 @@ def distribution(target: TableDenoiser, sampler: str, **params):
 
     def run(randomness):
         decoder = decoder_of(target)
-        sequence = start(target, Denoising(sampler), temperature=1.0, **params)
+        sequence = start(target, CanvasParams(sampler), temperature=1.0, **params)
         sequence.randomness = randomness
         decoder.admit(sequence)
         finish(decoder, [sequence])
@@ -90,7 +90,7 @@ def test_texts_are_the_same_where_nothing_stays_cached():
         params = {"temperature": 1.0, "seed": seed, "forced_tokens": {3: 1}}
         alone = decode(target, "assd:width=3", **params)
         decoder = decoder_of(target)
-        other = start(target, Denoising("assd:width=3"), **params)
+        other = start(target, CanvasParams("assd:width=3"), **params)
         while other.finish_reason is None:
             decoder.admit(other)
             decoder.step([other])
@@ -110,7 +110,7 @@ def test_penalties_count_accepted_drafts():
 def test_rows_see_what_is_before_them_in_the_order():
     target = table(0, 3, 5)
     decoder = decoder_of(target)
-    sequence = start(target, Denoising("assd:width=3"), forced_tokens={2: 1})
+    sequence = start(target, CanvasParams("assd:width=3"), forced_tokens={2: 1})
     decoder.admit(sequence)
     process = sequence.work.process
     for _ in range(2):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.helpers.canvases import decode, decode_text, decoder_of, finish, network, start
 
-from paceline.core.types import Denoising
+from paceline.core.types import CanvasParams
 from paceline.errors import InvalidOption
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 from paceline.registry.samplers import make_plan
 from paceline.runtimes.cpu.target import CpuTarget
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 SAMPLERS = ("counts", "counts:per_step=2", "threshold:tau=0.6", "credit>threshold:tau=0.7")
 PLANS = (
@@ -30,7 +30,7 @@ def table(index: int, places: int = 6, **facts: object) -> TableDenoiser:
     return TableDenoiser(random_joint(3, places, index), **facts)  # type: ignore[arg-type]
 
 
-def trace(sequence: Sequence) -> list[object]:
+def trace(sequence: Generation) -> list[object]:
     return sequence.work.process.canvas.trace
 
 
@@ -74,7 +74,7 @@ def test_refreshed_at_each_step_they_are_the_model_and_else_not(full, sampler, d
         block = None if "window" in usual else 4
         sampled = [{"seed": seed, "temperature": 0.5} for seed in range(3)]
         return [
-            decode_text(full, Denoising(sampler, block, plan), **params).generated
+            decode_text(full, CanvasParams(sampler, block, plan), **params).generated
             for params in ({}, *sampled)
         ]
 
@@ -90,14 +90,15 @@ def test_prefixes_are_exact_for_block_causal_networks_and_not_for_others(
 ):
     for seed in range(3):
         params = {"seed": seed, "temperature": 0.5}
-        plain = decode_text(causal, Denoising(sampler, 4, "none"), **params)
-        cached = decode_text(causal, Denoising(sampler, 4, plan), **params)
+        plain = decode_text(causal, CanvasParams(sampler, 4, "none"), **params)
+        cached = decode_text(causal, CanvasParams(sampler, 4, plan), **params)
         assert cached.generated == plain.generated
         assert cached.stats.position_evaluations <= plain.stats.position_evaluations
     if plan != "exact":
-        stale = decode_text(full, Denoising(sampler, 4, plan), temperature=0.5)
+        stale = decode_text(full, CanvasParams(sampler, 4, plan), temperature=0.5)
         assert (
-            stale.generated != decode_text(full, Denoising(sampler, 4), temperature=0.5).generated
+            stale.generated
+            != decode_text(full, CanvasParams(sampler, 4), temperature=0.5).generated
         )
 
 
@@ -105,7 +106,7 @@ def test_the_dual_cache_of_a_block_is_that_of_its_first_forward():
     # A later step sees filled places of its block, and masks wherever the refresh saw masks.
     target = table(0, begin=1)
     decoder = decoder_of(target)
-    sequence = start(target, Denoising("counts", block=2, cache="dual"))
+    sequence = start(target, CanvasParams("counts", block=2, cache="dual"))
     decoder.admit(sequence)
     for step in range(6):
         decoder.step([sequence])
@@ -176,7 +177,7 @@ def test_the_window_fills_the_first_masks_alone():
 @pytest.mark.parametrize("params", PARAMS)
 def test_texts_are_the_same_in_company_and_after_preemption(sampler, plan, params):
     block = None if "window" in plan else 3
-    options = Denoising(sampler, block, plan)
+    options = CanvasParams(sampler, block, plan)
     targets = table(3)
     alone = decode(targets, sampler, cache=plan, block=block, **params)
     decoder = decoder_of(targets)

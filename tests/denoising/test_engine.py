@@ -11,7 +11,7 @@ from tests.helpers.serving import TEXT, Client, events, run
 from tests.helpers.tiny_model import save_directory, tiny_config
 
 import paceline
-from paceline.core.types import Denoising, Speculation
+from paceline.core.types import CanvasParams, Speculation
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption
 
@@ -35,10 +35,10 @@ WRONG = {
     '{"block": 0}': "block",
 }
 OPTIONS = (
-    Denoising("counts"),
-    Denoising("threshold:tau=0.02", block=4),
-    Denoising("counts:per_step=2,by=random", ending="cut"),
-    Denoising("counts:by=entropy", block=2, cache="none"),
+    CanvasParams("counts"),
+    CanvasParams("threshold:tau=0.02", block=4),
+    CanvasParams("counts:per_step=2,by=random", ending="cut"),
+    CanvasParams("counts:by=entropy", block=2, cache="none"),
 )
 
 
@@ -151,7 +151,7 @@ def test_a_constraint_holds_at_any_number_of_places_a_step(models):
                 max_new_tokens=24,
                 temperature=temperature,
                 seed=index,
-                denoising=Denoising(sampler),
+                denoising=CanvasParams(sampler),
             ).text
             assert (
                 engine.grammar.regex(r"(the|dog) [0-9]{2,4}")
@@ -169,14 +169,14 @@ def test_requests_that_make_no_sense_are_refused(models):
     with pytest.raises(InvalidOption, match="a draft is for models that predict the next token"):
         engine.prepare("dog", speculation=Speculation(draft=(1, 2)))
     with pytest.raises(InvalidOption, match="sampler 'x' is unknown"):
-        engine.prepare("dog", denoising=Denoising("x"))
+        engine.prepare("dog", denoising=CanvasParams("x"))
     with pytest.raises(InvalidOption, match="forced_tokens holds the mask, token 319"):
         engine.prepare("dog", forced_tokens={0: MASK})
-    with pytest.raises(InvalidOption, match="denoising must be a Denoising"):
+    with pytest.raises(InvalidOption, match="denoising must be CanvasParams"):
         engine.prepare("dog", denoising={"sampler": "counts"})
     for wrong in ({"sampler": 5}, {"cache": 5}, {"block": "4"}, {"block": True}, {"block": 2**31}):
         with pytest.raises(InvalidOption, match=f"{next(iter(wrong))} must be"):
-            Denoising(**wrong)
+            CanvasParams(**wrong)
     for left in ({"drafter": "recycling"}, {"nodes": 4}, {"depth": 2}, {"pool": 8}):
         with pytest.raises(InvalidOption, match="drafter, verifier, controller, nodes, depth"):
             load(models["block"], sampler="counts", **left)
@@ -192,16 +192,16 @@ def test_requests_that_make_no_sense_are_refused(models):
     ):
         asked: dict[str, Any] = {"temperature": 1.0, "constraint": rule}
         with pytest.raises(InvalidOption, match=match):
-            full.prepare("dog", denoising=Denoising(sampler), **asked)
+            full.prepare("dog", denoising=CanvasParams(sampler), **asked)
     for sampler in ("filter", "freedave>filter", "credit>filter"):
         with pytest.raises(InvalidOption, match="blocks of 20 places, not 32: set block"):
-            full.prepare("dog", max_new_tokens=32, denoising=Denoising(sampler))
+            full.prepare("dog", max_new_tokens=32, denoising=CanvasParams(sampler))
 
 
 def test_per_request_samplers_and_steps_over_http(models):
     engine = load(models["block"], max_batch=4)
     params = {"raw": True, "max_new_tokens": 12, "ignore_eos": True}
-    wanted = engine.generate("the quick", denoising=Denoising("threshold:tau=0.02"), **params)
+    wanted = engine.generate("the quick", denoising=CanvasParams("threshold:tau=0.02"), **params)
 
     async def ask(client: Client) -> None:
         body = TEXT | {"prompt": "the quick", "max_tokens": 12, "temperature": 0}

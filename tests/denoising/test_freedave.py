@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.helpers.canvases import decode, decoder_of, finish, start
 
-from paceline.core.types import Denoising
+from paceline.core.types import CanvasParams
 from paceline.errors import InvalidOption
 from paceline.methods.canvas.freedave import StateLookahead
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
@@ -75,7 +75,7 @@ def test_a_step_that_is_not_the_rules_own_does_not_stand(monkeypatch):
 
 def test_texts_are_the_same_in_company_and_after_preemption():
     target = TableDenoiser(random_joint(3, 6, 7), attention="block", block=3)
-    options = Denoising("freedave>counts")
+    options = CanvasParams("freedave>counts")
     alone = [decode(target, "counts", temperature=0.8, seed=seed).generated for seed in range(4)]
     decoder = decoder_of(target)
     batch = [start(target, options, id=i, temperature=0.8, seed=i) for i in range(4)]
@@ -106,6 +106,6 @@ def test_what_it_cannot_wrap_is_an_error():
     with pytest.raises(InvalidOption, match="width"):
         decode(target, "freedave:width=0>counts")
     decoder = decoder_of(target)
-    sequence = start(target, Denoising("freedave>counts"))
+    sequence = start(target, CanvasParams("freedave>counts"))
     finish(decoder, [sequence])
     assert isinstance(sequence.work.process, StateLookahead)

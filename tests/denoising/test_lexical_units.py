@@ -8,7 +8,7 @@ import pytest
 from tests.denoising.test_self_verified import apart, distribution, from_the_left, table
 from tests.helpers.canvases import decode, decoder_of, start
 
-from paceline.core.types import Denoising
+from paceline.core.types import CanvasParams
 from paceline.errors import InvalidOption
 from paceline.methods.canvas import lexical_units
 from paceline.proof.table_denoiser import TableDenoiser
@@ -90,7 +90,7 @@ def test_controls_of_a_request_and_a_lost_cache():
         params = {"temperature": 1.0, "seed": seed}
         alone = decode(target, "lexical-units:tau=0.5", **params)
         decoder = decoder_of(target)
-        other = start(target, Denoising("lexical-units:tau=0.5"), **params)
+        other = start(target, CanvasParams("lexical-units:tau=0.5"), **params)
         while other.finish_reason is None:
             decoder.admit(other)
             decoder.step([other])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.helpers.canvases import decode, decoder_of, enumerated, finish, start
 
-from paceline.core.types import Denoising
+from paceline.core.types import CanvasParams
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 from paceline.registry.samplers import make_sampler
 
@@ -188,7 +188,7 @@ def test_temperature_is_part_of_the_law():
     target, distribution = table(2), {}
     for text in product(range(3), repeat=4):
         decoder = decoder_of(target)
-        sequence = start(target, Denoising("threshold:tau=0.7"), temperature=0.6, top_k=2)
+        sequence = start(target, CanvasParams("threshold:tau=0.7"), temperature=0.6, top_k=2)
         decoder.admit(sequence)
         picks = np.asarray((0, *text))
         probs = sequence.work.process.context.distributions

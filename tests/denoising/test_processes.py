@@ -18,7 +18,7 @@ from tests.helpers.canvases import (
 from tests.helpers.target_contract import all_rows
 
 from paceline.core.target import Rows
-from paceline.core.types import Denoising, SamplingParams
+from paceline.core.types import CanvasParams, SamplingParams
 from paceline.denoising.caches import CachePlan
 from paceline.denoising.canvas import visible
 from paceline.denoising.decoder import DenoisingDecoder
@@ -28,7 +28,7 @@ from paceline.errors import InvalidOption
 from paceline.methods.canvas.genmol import GenMol, Remask
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 from paceline.registry.samplers import make_parts
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 PARAMS = ({}, {"temperature": 1.0, "seed": 3})
 
@@ -44,7 +44,7 @@ def decoder_of_network(target):
 
 def start_network(target, options):
     params = SamplingParams(max_new_tokens=12)
-    return Sequence.start(0, list(PROMPT), params, denoising=options)
+    return Generation.start(0, list(PROMPT), params, denoising=options)
 
 
 # A guide.
@@ -59,7 +59,7 @@ def test_a_guide_that_always_agrees_and_one_that_never_does(params, cache):
         assert found.stats.target_forwards == 4  # two of each block
         assert [fill.step for fill in found.work.process.canvas.trace] == [0, 0, 0, 1, 1, 1]
         decoder = decoder_of(target)
-        sequence = start(target, Denoising("guided", cache=cache), **params)
+        sequence = start(target, CanvasParams("guided", cache=cache), **params)
         decoder.admit(sequence)
         sequence.work.process.rule.agreed = lambda logits, view: 0
         finish(decoder, [sequence])
@@ -124,7 +124,7 @@ def test_better_texts_are_kept_and_only_the_span_changes(objective):
         rule = Remask(GenMol(), rounds=6, span=3, objective=objective)
         decoder = decoder_of(target)
         decoder._make_parts = lambda options, facts, rule=rule: (rule, CachePlan())
-        sequence = start(target, Denoising(), temperature=1.0, seed=seed, forced_tokens={2: 1})
+        sequence = start(target, CanvasParams(), temperature=1.0, seed=seed, forced_tokens={2: 1})
         decoder.admit(sequence)
         process = sequence.work.process
         texts, tops = [], []
@@ -212,7 +212,7 @@ def test_the_window_keeps_what_is_final_and_asks_no_more(sampler, params):
         held = found.cache.held
         assert held == list(enumerate(found.work.process.canvas.tokens))[: len(held)]
         decoder = decoder_of(target)
-        again = start(target, Denoising(sampler), **params)
+        again = start(target, CanvasParams(sampler), **params)
         decoder.admit(again)
         decoder.step([again])
         decoder.step([again])
@@ -237,7 +237,7 @@ def ordered():
 
 @pytest.mark.parametrize("sampler", WINDOWS)
 def test_kept_keys_are_those_of_a_causal_prefill_of_the_text(ordered, sampler):
-    options = Denoising(sampler)
+    options = CanvasParams(sampler)
     decoder = decoder_of_network(ordered)
     sequence = start_network(ordered, options)
     finish(decoder, [sequence])
@@ -259,7 +259,7 @@ def test_kept_keys_are_those_of_a_causal_prefill_of_the_text(ordered, sampler):
 
 def test_reordered_rows_are_the_text_under_an_explicit_mask(ordered):
     decoder = decoder_of_network(ordered)
-    sequence = start_network(ordered, Denoising("wedlm:window=6>counts:by=random"))
+    sequence = start_network(ordered, CanvasParams("wedlm:window=6>counts:by=random"))
     decoder.admit(sequence)
     for _ in range(3):
         decoder.step([sequence])
@@ -283,7 +283,7 @@ def test_reordered_rows_are_the_text_under_an_explicit_mask(ordered):
 def test_windows_on_a_network_do_not_depend_on_the_cache(ordered):
     for sampler in WINDOWS:
         plain, kept = (
-            decode_text(ordered, Denoising(sampler, None, cache), temperature=0.5)
+            decode_text(ordered, CanvasParams(sampler, None, cache), temperature=0.5)
             for cache in ("none", "exact")
         )
         assert plain.generated == kept.generated
@@ -297,8 +297,8 @@ def test_windows_on_a_network_do_not_depend_on_the_cache(ordered):
 @pytest.mark.parametrize("block", [2, 8])
 def test_sub_blocks_of_a_shifted_network_begin_from_a_clean_row(sampler, block):
     target = network("block", 8, shifted=True, autoregressive=True)
-    options = Denoising(sampler, block)
-    plain = decode_text(target, Denoising(sampler, block, "none"), max_new_tokens=20)
+    options = CanvasParams(sampler, block)
+    plain = decode_text(target, CanvasParams(sampler, block, "none"), max_new_tokens=20)
     assert decode_text(target, options, max_new_tokens=20).generated == plain.generated
     decoder, sequence = decoder_of_network(target), start_network(target, options)
     decoder.admit(sequence)

@@ -11,7 +11,7 @@ import pytest
 from tests.models.golden_denoisers import BLOCK, MASK, PROMPT
 from tests.models.test_denoisers import GOLDEN, save, target
 
-from paceline.core.types import Denoises, Denoising, SamplingParams
+from paceline.core.types import CanvasParams, CanvasTraits, SamplingParams
 from paceline.denoising.caches import CachePlan
 from paceline.denoising.decoder import DenoisingDecoder
 from paceline.denoising.process import Decision, View, best
@@ -19,16 +19,16 @@ from paceline.denoising.unmasking import Rule
 from paceline.engine.stopping import StopRules
 from paceline.models.source import resolve
 from paceline.registry.samplers import make_parts
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 # Reference trace, what asks for the same here, and the places that both fill.
-ASKED: list[tuple[str, str, Denoising, str | None, int]] = [
-    ("llada", "blocks of 4, one a step", Denoising("counts", block=4), None, 8),
-    ("llada", "blocks of 4, one a step", Denoising("counts:by=picked", block=4), None, 8),
-    ("llada", "whole, three steps", Denoising("counts:steps=3", block=8), None, 8),
-    ("sdar", "sequential", Denoising("counts:by=leftmost"), None, 10),
-    ("sdar", "sequential", Denoising("counts:by=leftmost", cache="none"), None, 10),
-    ("Fast_dLLM_Qwen", "threshold", Denoising("threshold:tau=0.3", block=8), "block=32", 26),
+ASKED: list[tuple[str, str, CanvasParams, str | None, int]] = [
+    ("llada", "blocks of 4, one a step", CanvasParams("counts", block=4), None, 8),
+    ("llada", "blocks of 4, one a step", CanvasParams("counts:by=picked", block=4), None, 8),
+    ("llada", "whole, three steps", CanvasParams("counts:steps=3", block=8), None, 8),
+    ("sdar", "sequential", CanvasParams("counts:by=leftmost"), None, 10),
+    ("sdar", "sequential", CanvasParams("counts:by=leftmost", cache="none"), None, 10),
+    ("Fast_dLLM_Qwen", "threshold", CanvasParams("threshold:tau=0.3", block=8), "block=32", 26),
 ]
 
 
@@ -46,11 +46,11 @@ class Scheduled(Rule):
         return Decision(best(worth, state.pop(0)))
 
 
-def states(made: Any, facts: Denoises, options: Denoising, room: int, parts: Any) -> Any:
+def states(made: Any, facts: CanvasTraits, options: CanvasParams, room: int, parts: Any) -> Any:
     """The canvas after every step, without the prompt."""
     decoder = DenoisingDecoder(made, facts, StopRules((), 64), parts)
     params = SamplingParams(max_new_tokens=room)
-    sequence = Sequence.start(0, PROMPT, params, denoising=options)
+    sequence = Generation.start(0, PROMPT, params, denoising=options)
     decoder.admit(sequence)
     decoder.begin(sequence)
     canvas = sequence.work.process.canvas
@@ -88,7 +88,7 @@ def fits(text: list[int], read: list[int], at: int) -> bool:
 
 @pytest.mark.parametrize(("name", "trace", "options", "facts", "room"), ASKED)
 def test_steps_are_those_of_the_reference(
-    name: str, trace: str, options: Denoising, facts: str | None, room: int, tmp_path: Path
+    name: str, trace: str, options: CanvasParams, facts: str | None, room: int, tmp_path: Path
 ) -> None:
     source = resolve(str(save(tmp_path, name)), denoiser=facts)
     known = source.config.denoises
@@ -113,6 +113,8 @@ def test_dream_s_order_is_that_of_the_reference(alg: str, tmp_path: Path) -> Non
     by = {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "entropy"}[alg]
     rule = Scheduled(counts, by)
     assert (
-        states(target("cpu", source), known, Denoising(block=8), 8, lambda *_: (rule, CachePlan()))
+        states(
+            target("cpu", source), known, CanvasParams(block=8), 8, lambda *_: (rule, CachePlan())
+        )
         == wanted
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.helpers.canvases import decode, decoder_of, finish, start
 
-from paceline.core.types import Denoising
+from paceline.core.types import CanvasParams
 from paceline.errors import InvalidOption
 from paceline.proof.oracle import ScriptedRandomness, enumerate_distribution
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
@@ -52,7 +52,7 @@ def test_texts_are_those_of_autoregressive_decoding(sampler, shifted):
 def distribution(target: TableDenoiser, sampler: str):
     def run(randomness):
         decoder = decoder_of(target)
-        sequence = start(target, Denoising(sampler), temperature=1.0)
+        sequence = start(target, CanvasParams(sampler), temperature=1.0)
         sequence.randomness = randomness
         decoder.admit(sequence)
         finish(decoder, [sequence])
@@ -122,7 +122,7 @@ def test_texts_are_the_same_where_nothing_stays_cached(sampler):
         params = {"temperature": 1.0, "seed": seed}
         alone = decode(target, sampler, **params)
         decoder = decoder_of(target)
-        other = start(target, Denoising(sampler), **params)
+        other = start(target, CanvasParams(sampler), **params)
         while other.finish_reason is None:
             decoder.admit(other)
             decoder.step([other])
@@ -134,7 +134,7 @@ def test_texts_are_the_same_where_nothing_stays_cached(sampler):
 def test_rows_of_groups_by_brute_force():
     target = table(0, places=9, begin=3)
     decoder = decoder_of(target)
-    sequence = start(target, Denoising("tidar:width=2"), [0, 1, 0])
+    sequence = start(target, CanvasParams("tidar:width=2"), [0, 1, 0])
     decoder.admit(sequence)
     process = sequence.work.process
     for _ in range(2):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.core.types import Denoising
+from paceline.core.types import CanvasParams
 from paceline.engine.engine import Completion, Engine
 from paceline.errors import InvalidOption
 from paceline.lab.measure.parallel_tasks import cases, grade
@@ -32,7 +32,7 @@ def decode(model: str, sampler: str, temperature: float = 0.0, **options: Any) -
             max_new_tokens=ROOM,
             temperature=temperature,
             seed=index,
-            denoising=Denoising(sampler, **options),
+            denoising=CanvasParams(sampler, **options),
         )
         for index, case in enumerate(CASES)
     ]
@@ -81,7 +81,7 @@ def test_the_filter_in_the_package_saves_forwards_and_keeps_answers():
     # It is for what it was trained for.
     with pytest.raises(InvalidOption, match="trained for lists-mdm"):
         decode("lists-bd", "filter")
-    asked: dict[str, Any] = {"raw": True, "denoising": Denoising("filter")}
+    asked: dict[str, Any] = {"raw": True, "denoising": CanvasParams("filter")}
     with pytest.raises(InvalidOption, match="blocks of 20 places, not 32"):
         engine("lists-mdm").generate(CASES[0].prompt, max_new_tokens=32, **asked)
 
@@ -126,7 +126,7 @@ def test_eight_together_have_the_texts_of_each_alone(model):
             "max_new_tokens": ROOM,
             "temperature": float(index % 2),
             "seed": index,
-            "denoising": Denoising(samplers[index % 4]),
+            "denoising": CanvasParams(samplers[index % 4]),
         }
 
     alone = [made.generate(CASES[i].prompt, **asked(i)).token_ids for i in range(24)]

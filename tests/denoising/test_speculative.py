@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.helpers.canvases import decode, decoder_of, finish, start
 
-from paceline.core.types import Denoising
+from paceline.core.types import CanvasParams
 from paceline.errors import InvalidOption
 from paceline.methods.canvas.speculative import Drawing
 from paceline.proof.oracle import enumerate_distribution
@@ -23,7 +23,7 @@ def distribution(target: TableDenoiser, sampler: str, **options):
 
     def run(randomness):
         decoder = decoder_of(target)
-        sequence = start(target, Denoising(sampler, **options), temperature=1.0)
+        sequence = start(target, CanvasParams(sampler, **options), temperature=1.0)
         sequence.randomness = randomness
         decoder.admit(sequence)
         finish(decoder, [sequence])
@@ -37,7 +37,7 @@ def likelihoods(target: TableDenoiser, sampler: str, **options):
     found = {}
     for text in product(range(target.symbols), repeat=target.joint.ndim):
         decoder = decoder_of(target)
-        sequence = start(target, Denoising(sampler, **options), temperature=1.0)
+        sequence = start(target, CanvasParams(sampler, **options), temperature=1.0)
         decoder.admit(sequence)
         picks = np.asarray((0,) * target.begin + text)
         context = sequence.work.process.context
@@ -102,7 +102,7 @@ def test_a_text_is_the_same_after_preemption():
     for seed in range(6):
         alone = decode(target, "speculative>counts", temperature=0.8, seed=seed).generated
         decoder = decoder_of(target)
-        sequence = start(target, Denoising("speculative>counts"), temperature=0.8, seed=seed)
+        sequence = start(target, CanvasParams("speculative>counts"), temperature=0.8, seed=seed)
         decoder.admit(sequence)
         decoder.step([sequence])
         decoder.step([sequence])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.helpers.canvases import decode, decoder_of, enumerated, finish, start
 
-from paceline.core.types import Denoising, SamplingParams
+from paceline.core.types import CanvasParams, SamplingParams
 from paceline.errors import InvalidOption
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 
@@ -108,7 +108,7 @@ def test_sampling_controls_reach_every_place():
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_texts_are_the_same_in_company_and_after_preemption(sampler):
     target = table(7, 6, attention="block", block=2)
-    options = Denoising(sampler)
+    options = CanvasParams(sampler)
     alone = [decode(target, sampler, temperature=0.8, seed=seed).generated for seed in range(4)]
     decoder = decoder_of(target)
     batch = [start(target, options, id=i, temperature=0.8, seed=i) for i in range(4)]
@@ -132,7 +132,7 @@ def test_texts_are_the_same_in_company_and_after_preemption(sampler):
 def test_steps_show_what_is_filled():
     target = table(8, 5)
     decoder = decoder_of(target)
-    sequence = start(target, Denoising("counts", steps=True))
+    sequence = start(target, CanvasParams("counts", steps=True))
     decoder.admit(sequence)
     shown = [target.mask] * 5
     while sequence.finish_reason is None:
@@ -146,11 +146,11 @@ def test_steps_show_what_is_filled():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (Denoising("nonsense"), "sampler 'nonsense' is unknown"),
-        (Denoising("threshold:tau=-1"), "tau must be from 0"),
-        (Denoising("counts>counts"), "does not go into"),
-        (Denoising(block=3), "block 3 does not divide 4"),
-        (Denoising(cache="nonsense"), "cache 'nonsense' is unknown"),
+        (CanvasParams("nonsense"), "sampler 'nonsense' is unknown"),
+        (CanvasParams("threshold:tau=-1"), "tau must be from 0"),
+        (CanvasParams("counts>counts"), "does not go into"),
+        (CanvasParams(block=3), "block 3 does not divide 4"),
+        (CanvasParams(cache="nonsense"), "cache 'nonsense' is unknown"),
     ],
 )
 def test_bad_options_name_the_part(options, message):
@@ -161,4 +161,4 @@ def test_bad_options_name_the_part(options, message):
 
 def test_a_plan_for_another_attention_is_refused():
     with pytest.raises(InvalidOption, match="cache 'exact' is for attention block"):
-        decoder_of(table()).check(SamplingParams(), Denoising(cache="exact"))
+        decoder_of(table()).check(SamplingParams(), CanvasParams(cache="exact"))

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 from tests.helpers.canvases import decode, decoder_of, random_laws, start, view_of
 
-from paceline.core.types import Denoising
+from paceline.core.types import CanvasParams
 from paceline.errors import InvalidOption
 from paceline.methods.canvas.learned_filter import Filter
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
@@ -117,7 +117,7 @@ def test_revised_places_hold_what_the_model_says_given_the_others():
     for index in range(30):
         target = table(index, sharpness=3.0)
         decoder = decoder_of(target)
-        sequence = start(target, Denoising("revise>counts:per_step=2"), forced_tokens={1: 2})
+        sequence = start(target, CanvasParams("revise>counts:per_step=2"), forced_tokens={1: 2})
         decoder.admit(sequence)
         canvas = sequence.work.process.canvas
         while len(canvas.masked()) and sequence.finish_reason is None:

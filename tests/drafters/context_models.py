@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable
-from collections.abc import Sequence as List
+from collections.abc import Iterable, Sequence
 from copy import copy, deepcopy
 from operator import itemgetter
 from typing import Any, Self
@@ -79,11 +78,11 @@ class PlainContextModel(ContextModel):
         other._table = deepcopy(self._table, memo)
         return other
 
-    def read(self, tokens: List[int], begin: int, weight: float) -> None:
+    def read(self, tokens: Sequence[int], begin: int, weight: float) -> None:
         for end in range(max(begin, 1), len(tokens)):
             self._learn(tuple(tokens[max(0, end - self._order) : end]), {tokens[end]: 1.0}, weight)
 
-    def recycle(self, tokens: List[int], draft: TokenTree, logits: LogitArray) -> None:
+    def recycle(self, tokens: Sequence[int], draft: TokenTree, logits: LogitArray) -> None:
         contexts = [self.tail(tokens)]
         for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
             contexts.append(self.follow(contexts[parent + 1], token))
@@ -96,7 +95,7 @@ class PlainContextModel(ContextModel):
     def look(self, context: Context) -> tuple[Distribution, float] | None:
         return self._table.look(context)
 
-    def offers(self, context: Context, reach: float) -> List[Offer]:
+    def offers(self, context: Context, reach: float) -> Sequence[Offer]:
         offers: list[Offer] = []
         offered: set[int] = set()
         left = 1.0
@@ -119,7 +118,7 @@ class PlainContextModel(ContextModel):
             offered.update(fresh)
         return offers
 
-    def grow(self, tokens: List[int], budget: Budget) -> CandidateTree:
+    def grow(self, tokens: Sequence[int], budget: Budget) -> CandidateTree:
         return CandidateTree.grow(self.tail(tokens), budget, self.offers, self.follow)
 
     def _learn(self, context: Context, distribution: Distribution, weight: float) -> None:

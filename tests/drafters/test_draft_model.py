@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from paceline.proof.compare import goodness_of_fit, max_error, target_joint
 from paceline.proof.oracle import enumerate_distribution
 from paceline.proof.tabular import TabularCache, TabularModel, TabularTarget, processed
 from paceline.sampling.distributions import gumbel_max
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Randomness
-from paceline.sampling.sequence import Sequence
 from paceline.trees.base import TreeExpansion
 from paceline.trees.deterministic import SharedNoise
 from paceline.trees.drawn import Branching, Iid, Paths, StochasticBeam, TopAndOne
@@ -74,7 +74,7 @@ class Watched(TabularTarget):
         self.caches.append(super().open())
         return self.caches[-1]
 
-    def forward(self, passes: List[Rows]) -> list[Output]:
+    def forward(self, passes: Sequence[Rows]) -> list[Output]:
         self.batches.append(len(passes))
         self.fed += [(each, list(each.cache.tokens)) for each in passes]
         return super().forward(passes)
@@ -127,7 +127,7 @@ def draft_of(
     params: SamplingParams, growth: TreeExpansion, nodes: int = 3, depth: int = 3
 ) -> TokenTree:
     drafter = DraftModel(TabularTarget(SMALL.logits, VOCABULARY), VOCABULARY, growth)
-    sequence = Sequence.start(0, [3, 1], params)
+    sequence = Generation.start(0, [3, 1], params)
     drafter.open(sequence)
     [draft] = drafter.propose([sequence], [Budget(nodes, depth)])
     return draft
@@ -149,7 +149,7 @@ def test_reported_rows_are_the_processed_laws_along_the_chain() -> None:
 def test_every_sequence_of_a_batch_reports_its_own_rows() -> None:
     drafter = DraftModel(TabularTarget(SMALL.logits, VOCABULARY), VOCABULARY, Iid([1]))
     prompts = [[3, 1], [2], [1, 1, 5]]
-    sequences = [Sequence.start(i, prompt, SAMPLED) for i, prompt in enumerate(prompts)]
+    sequences = [Generation.start(i, prompt, SAMPLED) for i, prompt in enumerate(prompts)]
     for sequence in sequences:
         drafter.open(sequence)
     drafts = drafter.propose(sequences, [Budget(2, 2), Budget(1, 1), Budget(3, 3)])
@@ -183,7 +183,7 @@ class Trimming(TabularTarget):
         head = tuple(self.ids.tolist()) if kept else None
         self._capabilities = replace(self._capabilities, head=head)
 
-    def forward(self, passes: List[Rows]) -> list[Output]:
+    def forward(self, passes: Sequence[Rows]) -> list[Output]:
         outputs = super().forward(passes)
         return [each._replace(logits=each.logits[:, self.ids]) for each in outputs]
 
@@ -196,7 +196,7 @@ def trimmed_model(vocabulary: str, growth: TreeExpansion, ends: tuple[int, ...] 
 def test_a_trimmed_draft_model_drafts_what_is_left(params: SamplingParams) -> None:
     """Rows are the processed distributions of the logits that are left; the text is the same."""
     drafter = trimmed_model("3", Iid([1]), ends=(5,))
-    sequence = Sequence.start(0, [3, 1], params)
+    sequence = Generation.start(0, [3, 1], params)
     drafter.open(sequence)
     [draft] = drafter.propose([sequence], [Budget(3, 3)])
     assert draft.sampling is not None
@@ -220,7 +220,7 @@ def test_the_tokens_of_a_trimmed_draft_model_come_from_a_file(tmp_path: Path) ->
     kept = tmp_path / "kept.json"
     kept.write_text('{"tokens": [4, 0]}')
     drafter = trimmed_model(str(kept), SharedNoise([1]))
-    sequence = Sequence.start(0, [3, 1], SAMPLED)
+    sequence = Generation.start(0, [3, 1], SAMPLED)
     [draft] = drafter.propose([sequence], [Budget(3, 3)])
     assert set(draft.tokens.tolist()) <= {0, 4}
     for text, error in {
@@ -253,7 +253,7 @@ def generate_tiny(
     big, small = TabularTarget(TINY[0].logits, 3), Trimming(TINY[1].logits, 3, vocabulary)
     drafter = DraftModel(small, 3, growth)
     decoder = decoder_of(drafter, verifier, depth, big, nodes)
-    sequence = Sequence.start(0, [1], params)
+    sequence = Generation.start(0, [1], params)
     sequence.randomness = randomness
     decoder.open(sequence)
     while sequence.finish_reason is None:
@@ -307,7 +307,7 @@ def test_with_noise_the_output_law_is_the_target_s(verifier: Verifier, width: in
     growth = SharedNoise([width])
     for seed in range(400):
         params = SamplingParams(temperature=1.0, max_new_tokens=2, seed=seed)
-        randomness = Sequence.start(0, [1], params).randomness
+        randomness = Generation.start(0, [1], params).randomness
         counts[tuple(generate_tiny(verifier, growth, params, randomness, 2 * width))] += 1
     distribution = processed(TINY[0].logits, SamplingParams(temperature=1.0), [1])
     assert goodness_of_fit(counts, target_joint(distribution, (1,), 2)) > 1e-4
@@ -320,7 +320,9 @@ class Checked(DraftModel):
         super().__init__(model, VOCABULARY, growth)
         self.watched = model
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         self.watched.fed.clear()
         drafts = super().propose(sequences, budgets)
         for sequence, draft in zip(sequences, drafts, strict=True):
@@ -328,7 +330,7 @@ class Checked(DraftModel):
             self.check_rows(sequence, draft)
         return drafts
 
-    def check_passes(self, sequence: Sequence, draft: TokenTree) -> None:
+    def check_passes(self, sequence: Generation, draft: TokenTree) -> None:
         """Committed tokens come first, and then nodes of the draft in paths of the draft."""
         cache = self.watched.caches[sequence.id]
         paths = {tuple(draft.tokens[list(path_to(draft, n))].tolist()) for n in range(len(draft))}
@@ -343,7 +345,7 @@ class Checked(DraftModel):
                     below = fed.tokens[list(path_to(fed, node))].tolist()
                     assert (*trunk, *below) in paths
 
-    def check_rows(self, sequence: Sequence, draft: TokenTree) -> None:
+    def check_rows(self, sequence: Generation, draft: TokenTree) -> None:
         """Rows are the small model's laws; shared noise picks what its law and the noise say."""
         distribution = processed(
             SMALL.logits, sequence.params, sequence.tokens[: sequence.prompt_length]
@@ -409,7 +411,7 @@ def test_the_trunk_of_a_tree_is_fed_once() -> None:
     """Two levels without a choice, then branches: these alone are fed again, as a draft."""
     small = Watched(SMALL)
     drafter = DraftModel(small, VOCABULARY, Branching([1, 1, 2, 2]))
-    sequence = Sequence.start(0, [1, 2, 3], SAMPLED)
+    sequence = Generation.start(0, [1, 2, 3], SAMPLED)
     drafter.open(sequence)
     [draft] = drafter.propose([sequence], [Budget(20, 5)])
     assert draft.parents.tolist()[:6] == [ROOT, 0, 1, 1, 2, 2]
@@ -425,7 +427,7 @@ def test_a_trunk_that_gets_a_branch_later_is_given_up() -> None:
     came_back = 0
     for seed in range(40):
         prompt = [1, 2, seed % VOCABULARY]
-        sequence = Sequence.start(seed, prompt, SamplingParams(temperature=1.0, seed=seed))
+        sequence = Generation.start(seed, prompt, SamplingParams(temperature=1.0, seed=seed))
         drafter.open(sequence)
         [draft] = drafter.propose([sequence], [Budget(4, 3)])
         cache = small.caches[seed]
@@ -445,7 +447,7 @@ def test_the_draft_model_lags_after_full_acceptance() -> None:
 def test_one_forward_per_level_for_the_whole_batch() -> None:
     small = Watched(SMALL)
     drafter = DraftModel(small, VOCABULARY, SharedNoise([1]))
-    sequences = [Sequence.start(i, [i, 1], SAMPLED) for i in range(3)]
+    sequences = [Generation.start(i, [i, 1], SAMPLED) for i in range(3)]
     for sequence in sequences:
         drafter.open(sequence)
     drafts = drafter.propose(sequences, [Budget(3, 3), Budget(0, 0), Budget(5, 1)])
@@ -462,7 +464,7 @@ def test_a_head_of_another_size_drafts_what_both_have(rows: int, temperature: fl
     class Padded(Watched):
         """The target's own table; what that lacks would be the likeliest."""
 
-        def forward(self, passes: List[Rows]) -> list[Output]:
+        def forward(self, passes: Sequence[Rows]) -> list[Output]:
             for each in passes:
                 drafted.extend(() if each.tree is None else each.tree.tokens)
                 assert max(each.tokens) < rows
@@ -506,7 +508,7 @@ def test_a_failed_step_can_be_repeated() -> None:
     class Failing(TabularTarget):
         failures = 0
 
-        def forward(self, passes: List[Rows]) -> list[Output]:
+        def forward(self, passes: Sequence[Rows]) -> list[Output]:
             self.failures += 1
             if self.failures % 2:
                 raise OutOfMemory("no room: try again")
@@ -517,7 +519,7 @@ def test_a_failed_step_can_be_repeated() -> None:
         drafter = DraftModel(small, VOCABULARY, growth)
         target = Failing(BIG.logits, VOCABULARY)
         decoder = decoder_of(drafter, verifier, target=target)
-        sequence = Sequence.start(0, [1, 2], SAMPLED)
+        sequence = Generation.start(0, [1, 2], SAMPLED)
         decoder.open(sequence)
         while sequence.finish_reason is None:
             with pytest.raises(OutOfMemory):
@@ -529,12 +531,14 @@ def test_a_failed_step_can_be_repeated() -> None:
 
 def test_a_draft_model_without_memory_leaves_no_cache_behind() -> None:
     class Full(Watched):
-        def prefill(self, cache: TabularCache, tokens: List[int], features: bool = False) -> None:
+        def prefill(
+            self, cache: TabularCache, tokens: Sequence[int], features: bool = False
+        ) -> None:
             raise OutOfMemory("no room: use shorter prompts")
 
     big, small = Watched(BIG), Full(SMALL)
     decoder = decoder_of(DraftModel(small, VOCABULARY, SharedNoise([1])), Coupled(), target=big)
-    sequence = Sequence.start(0, [1, 2, 3], SAMPLED)
+    sequence = Generation.start(0, [1, 2, 3], SAMPLED)
     decoder.open(sequence)
     with pytest.raises(OutOfMemory):
         decoder.step([sequence])
@@ -547,7 +551,7 @@ def test_nothing_is_read_until_a_draft_is_wanted() -> None:
     """As in a batch where drafts do not pay; what was committed meanwhile is read then."""
     small = Watched(SMALL)
     drafter = DraftModel(small, VOCABULARY, SharedNoise([1]))
-    sequence = Sequence.start(0, [1, 2, 3], SAMPLED)
+    sequence = Generation.start(0, [1, 2, 3], SAMPLED)
     drafter.open(sequence)
     [draft] = drafter.propose([sequence], [Budget(0, 0)])
     assert not len(draft)
@@ -563,7 +567,7 @@ def test_nothing_is_read_until_a_draft_is_wanted() -> None:
 def test_of_a_long_prompt_only_the_end_is_read(length: int) -> None:
     small, prompt = Watched(SMALL), [each % VOCABULARY for each in range(length)]
     drafter = DraftModel(small, VOCABULARY, SharedNoise([1]), recent=20)
-    sequence = Sequence.start(0, prompt, SAMPLED)
+    sequence = Generation.start(0, prompt, SAMPLED)
     drafter.open(sequence)
     [draft] = drafter.propose([sequence], [Budget(3, 3)])
     cached = small.caches[0].tokens
@@ -579,7 +583,7 @@ def test_a_draft_that_may_be_the_only_one_reads_little() -> None:
     not; the drafter says beforehand how much that is."""
     small = Watched(SMALL)
     drafter = DraftModel(small, VOCABULARY, SharedNoise([1]), recent=150)
-    sequence = Sequence.start(0, [each % VOCABULARY for each in range(200)], SAMPLED)
+    sequence = Generation.start(0, [each % VOCABULARY for each in range(200)], SAMPLED)
     drafter.open(sequence)
 
     def draft() -> tuple[int, int]:
@@ -605,7 +609,7 @@ def test_a_draft_that_may_be_the_only_one_reads_little() -> None:
 def test_close_releases_once_and_may_be_repeated() -> None:
     small = Watched(SMALL)
     drafter = DraftModel(small, VOCABULARY, SharedNoise([1]))
-    sequence = Sequence.start(0, [1, 2], SAMPLED)
+    sequence = Generation.start(0, [1, 2], SAMPLED)
     drafter.open(sequence)
     drafter.close(sequence)
     drafter.open(sequence)
@@ -619,7 +623,7 @@ def test_a_named_growth_is_used_and_greedy_requests_get_branches() -> None:
     target = TabularTarget(TabularModel(6, 2, 1).logits, 6)
     context = drafter_context(target, lambda: target, options={"growth": "expand-rerank-3"})
     drafter = DraftModel.create(context)
-    drafter.open(sequence := Sequence.start(0, [0], SamplingParams()))
+    drafter.open(sequence := Generation.start(0, [0], SamplingParams()))
     [draft] = drafter.propose([sequence], [Budget(6, 3)])
     assert len(draft) == 6
     assert len(set(draft.parents.tolist())) < 6  # some node has two children

@@ -22,7 +22,7 @@ from paceline.methods.jacobi import Jacobi
 from paceline.methods.statistics.stand import Stand
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.registry import table as registry
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.deterministic import SharedNoise
 from paceline.trees.drawn import Branching
 
@@ -93,7 +93,7 @@ def foreign(generator: np.random.Generator, nodes: int) -> TokenTree:
 
 
 def settle(
-    sequence: Sequence, draft: TokenTree, generator: np.random.Generator
+    sequence: Generation, draft: TokenTree, generator: np.random.Generator
 ) -> tuple[Verdict, Output]:
     """Accept a random path of a draft, commit, and give the target's rows."""
     rows = [MODEL.logits(tuple(sequence.tokens))]
@@ -112,9 +112,9 @@ def settle(
     return verdict, Output(np.stack(rows))
 
 
-def start(count: int, seed: int) -> list[Sequence]:
+def start(count: int, seed: int) -> list[Generation]:
     params = SamplingParams(temperature=1.0, seed=seed, max_new_tokens=200)
-    return [Sequence.start(i, [1, 2, 3, i, 1, 2], params) for i in range(count)]
+    return [Generation.start(i, [1, 2, 3, i, 1, 2], params) for i in range(count)]
 
 
 def is_sound(draft: TokenTree, budget: Budget) -> bool:
@@ -129,7 +129,7 @@ def is_sound(draft: TokenTree, budget: Budget) -> bool:
 
 
 def live(
-    drafter: Drafter, sequences: list[Sequence], seed: int, steps: int, asked: list[Budget]
+    drafter: Drafter, sequences: list[Generation], seed: int, steps: int, asked: list[Budget]
 ) -> None:
     """Steps whose verified drafts are somebody else's, whatever the drafter proposed."""
     generator = np.random.default_rng(seed)

@@ -34,7 +34,7 @@ from paceline.engine.stopping import StopRules
 from paceline.networks.catalogue import build
 from paceline.networks.runner import ContextUpdate
 from paceline.policy.controller import Fixed
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.deterministic import ExpandRerank
 from paceline.trees.drawn import Iid
 from paceline.verifiers.rejection import Rejection
@@ -57,7 +57,7 @@ def test_a_beam_of_one_is_the_chain_that_one_call_drafts(name: str, runtime: str
             ContextUpdate(compiled.open(), read.astype(np.float32), behind) for read, behind in rows
         ]
 
-    sequences = [Sequence.start(i, [1], GREEDY) for i in range(2)]
+    sequences = [Generation.start(i, [1], GREEDY) for i in range(2)]
     budgets = [Budget(9, 9), Budget(9, network.depth - 1)]
     drafts = TreeDrafts(compiled, trained_of(trained), ExpandRerank(1))
     grew = drafts.grow(sequences, budgets, grown())
@@ -103,7 +103,7 @@ def test_rejection_accepts_a_network_that_equals_its_target(runtime: str) -> Non
     stops = StopRules((), CONFIG.max_context)
     decoder = AutoregressiveDecoder(target, drafter, Rejection(), Fixed(3, 3), stops)
     params = replace(SAMPLED, max_new_tokens=12, top_p=0.9, presence_penalty=0.2)
-    sequences = [Sequence.start(i, prompt, params) for i, prompt in enumerate(PROMPTS)]
+    sequences = [Generation.start(i, prompt, params) for i, prompt in enumerate(PROMPTS)]
     for sequence in sequences:
         decoder.open(sequence)
     while sequences:

@@ -21,15 +21,15 @@ from paceline.engine.stopping import StopRules
 from paceline.native.sampling import rank_into
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Coupled
 
 VOCABULARY = 40
 FULL = Budget(len(TEMPLATE), DEPTH)
 
 
-def start(tokens: list[int], id: int = 0) -> Sequence:
-    return Sequence.start(id, tokens, SamplingParams())
+def start(tokens: list[int], id: int = 0) -> Generation:
+    return Generation.start(id, tokens, SamplingParams())
 
 
 def rows(count: int, seed: int = 0) -> LogitArray:
@@ -232,7 +232,7 @@ MODEL = TabularModel(12, 1, seed=5, sharpness=2.0)
 def run(drafter: Drafter, params: list[SamplingParams], nodes: int) -> list[list[int]]:
     target = TabularTarget(MODEL.logits, 12)
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(nodes, 6), StopRules((), 500))
-    sequences = decode_all(decoder, (Sequence.start(i, [i, 3], p) for i, p in enumerate(params)))
+    sequences = decode_all(decoder, (Generation.start(i, [i, 3], p) for i, p in enumerate(params)))
     if isinstance(drafter, Recycling):
         assert sum(s.stats.accepted_tokens for s in sequences) > 10
     return [s.generated for s in sequences]

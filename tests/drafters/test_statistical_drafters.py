@@ -22,7 +22,7 @@ from paceline.methods.statistics.aded import Aded
 from paceline.methods.statistics.stand import Stand
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Coupled
 
 VOCABULARY = 12
@@ -39,12 +39,12 @@ RANKED = {"aded", "cacheback", "stand"}
 """Those whose nodes stand in the order of their scores."""
 
 
-def start(tokens: list[int], id: int = 0) -> Sequence:
-    return Sequence.start(id, tokens, SamplingParams())
+def start(tokens: list[int], id: int = 0) -> Generation:
+    return Generation.start(id, tokens, SamplingParams())
 
 
 def commit(
-    drafter: Drafter, sequence: Sequence, draft: TokenTree, new: list[int], seed: int = 0
+    drafter: Drafter, sequence: Generation, draft: TokenTree, new: list[int], seed: int = 0
 ) -> None:
     """What the decoder does after a step; random laws, but for what is most likely at the root."""
     sequence.tokens += new
@@ -54,7 +54,7 @@ def commit(
     drafter.observe([sequence], [draft], [Verdict((), new[-1])], [Output(logits)])
 
 
-def propose(drafter: Drafter, sequence: Sequence, budget: Budget) -> TokenTree:
+def propose(drafter: Drafter, sequence: Generation, budget: Budget) -> TokenTree:
     [draft] = drafter.propose([sequence], [budget])
     return draft
 
@@ -189,7 +189,7 @@ def decode(
     """Outputs of a ragged batch, and how many of their tokens were drafted."""
     target = TabularTarget(MODEL.logits, VOCABULARY)
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(nodes, 6), StopRules((), 500))
-    sequences = decode_all(decoder, (Sequence.start(i, [i, 3], p) for i, p in enumerate(params)))
+    sequences = decode_all(decoder, (Generation.start(i, [i, 3], p) for i, p in enumerate(params)))
     return [s.generated for s in sequences], sum(s.stats.accepted_tokens for s in sequences)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,8 @@ from paceline.policy.controller import Fixed
 from paceline.proof.compare import goodness_of_fit, max_error, target_joint
 from paceline.proof.oracle import Joint, enumerate_distribution
 from paceline.proof.tabular import TabularModel, TabularTarget, processed
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import KeyedRandomness, Randomness
-from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import TargetDistributions, Verifier
 from paceline.verifiers.matching import Coupled, Greedy, SampleMatch
 from paceline.verifiers.rejection import Rejection
@@ -71,7 +71,7 @@ class Pair:
     ) -> tuple[int, ...]:
         """The shipped loop, drafter and translation; the prompt is token 0."""
         decoder = self.decoder(verifier, self.drafter(verifier), 2)
-        sequence = Sequence.start(0, [0], params)
+        sequence = Generation.start(0, [0], params)
         sequence.randomness = randomness
         decoder.open(sequence)
         while sequence.finish_reason is None:
@@ -206,7 +206,7 @@ class Script:
         return row
 
 
-def written(script: Script, drafter: Drafter, depth: int, begin: int) -> Sequence:
+def written(script: Script, drafter: Drafter, depth: int, begin: int) -> Generation:
     decoder = AutoregressiveDecoder(
         script.target, drafter, Coupled(), Fixed(depth, depth), StopRules((), 4096)
     )
@@ -273,7 +273,7 @@ def test_special_tokens_are_read_where_both_have_them_and_never_drafted() -> Non
 
 
 def proposed(drafter: StringLevel, tokens: list[int]) -> TokenTree:
-    sequence = Sequence.start(0, tokens, SamplingParams(temperature=1.0))
+    sequence = Generation.start(0, tokens, SamplingParams(temperature=1.0))
     drafter.open(sequence)
     [draft] = drafter.propose([sequence], [Budget(4, 4)])
     drafter.close(sequence)
@@ -290,7 +290,7 @@ def test_drafted_tokens_have_the_drafted_bytes(before: str, drafted: str) -> Non
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=12))
-def test_reading_bit_by_bit_is_reading_at_once(parts: List[str]) -> None:
+def test_reading_bit_by_bit_is_reading_at_once(parts: Sequence[str]) -> None:
     target, draft = byte_level("the quick brown fox"), byte_level("quick 12")
     translation = Translation(target, draft)
     reader = Reader(translation, begins=False)

@@ -22,7 +22,7 @@ from paceline.methods.input_guided import InputGuided
 from paceline.methods.suffix_decoding import SuffixDecoding
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Coupled
 
 VOCABULARY = 12
@@ -55,11 +55,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
-def start(tokens: list[int], id: int = 0) -> Sequence:
-    return Sequence.start(id, tokens, SamplingParams())
+def start(tokens: list[int], id: int = 0) -> Generation:
+    return Generation.start(id, tokens, SamplingParams())
 
 
-def commit(drafter: Drafter, sequence: Sequence, draft: TokenTree, new: list[int]) -> None:
+def commit(drafter: Drafter, sequence: Generation, draft: TokenTree, new: list[int]) -> None:
     """What the decoder does after a step; these drafters look at committed tokens alone."""
     sequence.tokens += new
     output = Output(np.zeros((1 + len(draft), VOCABULARY), np.float32))
@@ -212,7 +212,7 @@ def decode(
     target = TabularTarget(MODEL.logits, VOCABULARY)
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(nodes, 6), StopRules((), 500))
     running = sequences = [
-        Sequence.start(i, p, s) for i, (p, s) in enumerate(zip(prompts, params, strict=True))
+        Generation.start(i, p, s) for i, (p, s) in enumerate(zip(prompts, params, strict=True))
     ]
     for sequence in sequences:
         decoder.open(sequence)

@@ -12,8 +12,8 @@ from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingParams, Verdict
 from paceline.methods.networks.hydra import HydraDrafter
 from paceline.networks.runner import Chain, Noise
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Draw, Purpose
-from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.matching import Coupled, SampleMatch
 
@@ -47,7 +47,7 @@ def test_of_a_prompt_the_end_is_read_and_only_when_a_draft_is_wanted() -> None:
     runner = _Reads()
     drafter = HydraDrafter(runner)  # type: ignore[arg-type]
     tokens = list(range(1, 1501))
-    sequence = Sequence.start(0, tokens, SamplingParams(max_new_tokens=1000))
+    sequence = Generation.start(0, tokens, SamplingParams(max_new_tokens=1000))
     features = np.repeat(np.arange(1.0, 1500.0, dtype=np.float32)[:, None], 4, axis=1)
     drafter.open(sequence)
     drafter.read(sequence, features)
@@ -79,7 +79,7 @@ def test_sampled_requests_are_drafted_with_the_noise_that_the_rule_follows(
     drafter = HydraDrafter(runner)  # type: ignore[arg-type]
     drafter.gumbel_coupled = verifier.gumbel_coupled
     params = SamplingParams(temperature=temperature, seed=3)
-    sequence = Sequence.start(0, [1, 2, 3], params)
+    sequence = Generation.start(0, [1, 2, 3], params)
     drafter.open(sequence)
     drafter.read(sequence, np.array([[1.0], [2.0]], dtype=np.float32))
     drafter.propose([sequence], [Budget(9, 9)])

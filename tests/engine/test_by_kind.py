@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,20 +12,20 @@ from paceline.core.types import Budget, Needs, SamplingParams, TokenTree
 from paceline.drafters.base import Drafter
 from paceline.engine.by_temperature import ControllersByKind, DraftersByKind
 from paceline.policy.controller import Controller
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 Calls = list[tuple[Any, ...]]
 
 
-def sequence(id: int, temperature: float) -> Sequence:
-    return Sequence.start(id, [1, 2], SamplingParams(temperature=temperature))
+def sequence(id: int, temperature: float) -> Generation:
+    return Generation.start(id, [1, 2], SamplingParams(temperature=temperature))
 
 
 GREEDY, WARM, HOT, COLD = (sequence(i, t) for i, t in enumerate((0.0, 0.2, 1.0, 0.0)))
 MIXED = [GREEDY, WARM, HOT, COLD]
 
 
-def ids(sequences: List[Sequence]) -> tuple[int, ...]:
+def ids(sequences: Sequence[Generation]) -> tuple[int, ...]:
     return tuple(each.id for each in sequences)
 
 
@@ -39,20 +39,22 @@ class Noted(Drafter):
         self.needs = Needs(features=features, hidden=not features)
         self.calls: Calls = []
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self.calls.append(("open", sequence.id))
 
-    def read(self, sequence: Sequence, features: Any) -> None:
+    def read(self, sequence: Generation, features: Any) -> None:
         self.calls.append(("read", sequence.id))
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         self.calls.append(("propose", ids(sequences), [b.nodes for b in budgets]))
         return [trees.chain([self.token, s.id]) for s in sequences]
 
     def observe(self, sequences: Any, drafts: Any, verdicts: Any, outputs: Any) -> None:
         self.calls.append(("observe", ids(sequences), drafts, verdicts, outputs))
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self.calls.append(("close", sequence.id))
 
 
@@ -65,11 +67,13 @@ class Ruled(Controller):
         self.nodes = nodes
         self.calls: Calls = []
 
-    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+    def budgets(self, sequences: Sequence[Generation]) -> list[Budget]:
         self.calls.append(("budgets", ids(sequences), self.beside))
         return [Budget(self.nodes, 1)] * len(sequences)
 
-    def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
+    def select(
+        self, sequences: Sequence[Generation], drafts: Sequence[TokenTree]
+    ) -> list[TokenTree]:
         return [trees.chain(draft.tokens[:1].tolist()) for draft in drafts]
 
     def observe(
@@ -77,7 +81,7 @@ class Ruled(Controller):
     ) -> None:
         self.calls.append(("observe", ids(sequences), verdicts, draft, forward))
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self.calls.append(("close", sequence.id))
 
 
@@ -131,7 +135,7 @@ def test_each_controller_rules_its_own_requests_beside_the_others() -> None:
 
 @pytest.mark.parametrize("kind", [(GREEDY, COLD), (WARM, HOT)])
 def test_a_batch_of_one_kind_is_its_controller_s_as_if_there_were_no_other(
-    kind: tuple[Sequence, ...],
+    kind: tuple[Generation, ...],
 ) -> None:
     parts = Ruled(3), Ruled(5)
     both = ControllersByKind(*parts)
@@ -146,7 +150,7 @@ def test_a_step_needs_what_the_drafters_of_its_requests_need() -> None:
     """Each sees its own requests alone, so a lone one beside others of another kind is alone."""
 
     class Sparing(Noted):
-        def needs_of(self, sequences: List[Sequence]) -> Needs:
+        def needs_of(self, sequences: Sequence[Generation]) -> Needs:
             return self.needs if len(sequences) == 1 else Needs()
 
     both = DraftersByKind(Sparing(7, features=False), Sparing(8, features=True))

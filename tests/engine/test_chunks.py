@@ -10,7 +10,7 @@ from paceline.core.types import SamplingParams
 from paceline.engine.prefill import ALONE, BESIDE, LEAST, beside, shared_out
 from paceline.policy.cost import CostModel
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 SIZES = (1, 2, 4, 8, 16, 32)
 curves = st.lists(st.floats(0.001, 1.0), min_size=6, max_size=6).map(
@@ -18,11 +18,11 @@ curves = st.lists(st.floats(0.001, 1.0), min_size=6, max_size=6).map(
 )
 
 
-def reading(*prompts: list[int], cached: int = 0) -> list[Sequence]:
+def reading(*prompts: list[int], cached: int = 0) -> list[Generation]:
     pool = BlockPool(1, 1, 1, 200)
     out = []
     for id, prompt in enumerate(prompts):
-        sequence = Sequence.start(id, prompt, SamplingParams())
+        sequence = Generation.start(id, prompt, SamplingParams())
         sequence.cache = PagedCache(pool, length=cached)
         out.append(sequence)
     return out

@@ -31,7 +31,7 @@ from paceline.models.grammar import Grammars
 from paceline.policy.controller import Fixed
 from paceline.proof.cases import FunctionDrafter, sampled_chain
 from paceline.proof.tabular import TabularModel
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.union import constrained
 from paceline.verifiers.matching import Greedy
 from paceline.verifiers.rejection import Rejection
@@ -136,11 +136,11 @@ def test_rows_beyond_memory_are_not_drafted(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_proposals_are_distributions_of_what_may_be_said() -> None:
-    sampler = Sequence.start(0, [0], SamplingParams(temperature=1.0), constraint=WORDS).sampler
+    sampler = Generation.start(0, [0], SamplingParams(temperature=1.0), constraint=WORDS).sampler
     logits = np.zeros(9, np.float32)
     assert sampler.proposal(logits, (1, 2)).dense().tolist() == [0, 0, 0, 0.5, 0.5, 0, 0, 0, 0]
     logits[:] = np.nan
-    for each in (sampler, Sequence.start(0, [0], SamplingParams()).sampler):
+    for each in (sampler, Generation.start(0, [0], SamplingParams()).sampler):
         with pytest.raises(BadLogits, match="NaN"):
             each.proposal(logits)
 
@@ -227,7 +227,7 @@ def shaped(
     draft: TokenTree, run: int = 9, branches: bool = True, nodes: int = 9
 ) -> set[tuple[int, ...]]:
     """Paths of a draft once it was constrained."""
-    sequence = Sequence.start(0, [0], SamplingParams(), constraint=WORDS)
+    sequence = Generation.start(0, [0], SamplingParams(), constraint=WORDS)
     out = constrained(sequence, draft, Budget(nodes, run), branches)
     trees.validate(out)
     return {tuple(out.tokens[list(path)].tolist()) for path in trees.leaf_paths(out)}

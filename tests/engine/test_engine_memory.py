@@ -27,7 +27,7 @@ from paceline.policy.cost import CostModel
 from paceline.policy.cost_model import CostModelController
 from paceline.proof.cases import FunctionDrafter, sampled_chain
 from paceline.runtimes.kv_cache import BLOCK, BlockPool
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Coupled
 
 LONG = SamplingParams(max_new_tokens=60, ignore_eos=True)
@@ -310,7 +310,7 @@ class Featured(NoDrafter):
     def __init__(self) -> None:
         self.opened: list[int] = []
 
-    def read(self, sequence: Sequence, features: LogitArray) -> None:
+    def read(self, sequence: Generation, features: LogitArray) -> None:
         assert features[:, 0].astype(int).tolist() == sequence.tokens[:-1]
         assert features.shape[1] == 4
         self.opened.append(sequence.id)
@@ -332,7 +332,7 @@ class LastFeatured(Featured):
 
     needs = Needs(features=True, recent=16)
 
-    def read(self, sequence: Sequence, features: LogitArray) -> None:
+    def read(self, sequence: Generation, features: LogitArray) -> None:
         before = sequence.tokens[:-1]
         assert features[:, 0].astype(int).tolist() == before[len(before) - len(features) :]
         assert len(features) >= min(16, len(before))
@@ -355,7 +355,7 @@ def test_features_before_a_gap_are_dropped() -> None:
     target = make(12)[1]
     reader, needs = Prefiller(target), Needs(features=True, recent=16)
     long, other = list(range(5, 95)), [7] * 40
-    first, second = (Sequence.start(id, [*long, *other], LONG) for id in range(2))
+    first, second = (Generation.start(id, [*long, *other], LONG) for id in range(2))
     for each in (first, second):
         reader.open(each, needs)
     chunk = Chunk(second, 16)
@@ -379,7 +379,7 @@ class FeaturedRecycling(Recycling):
         super().__init__(VOCABULARY)
         self.opened: list[int] = []
 
-    def read(self, sequence: Sequence, features: LogitArray) -> None:
+    def read(self, sequence: Generation, features: LogitArray) -> None:
         LastFeatured.read(self, sequence, features)  # type: ignore[arg-type]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ from paceline.engine.stopping import StopRules
 from paceline.errors import BadLogits, OutOfMemory, PacelineError, RequestFailed
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.deterministic import SharedNoise
 from paceline.verifiers.matching import Coupled
 
@@ -36,7 +35,7 @@ class Featured(Recycling):
     name: ClassVar[str] = "featured"
     needs = Needs(features=True)
 
-    def read(self, sequence: Sequence, features: LogitArray) -> None:
+    def read(self, sequence: Generation, features: LogitArray) -> None:
         assert features[:, 0].astype(int).tolist() == sequence.tokens[:-1]
 
 
@@ -55,7 +54,7 @@ def make(drafter: Drafter | None = None, blocks: int = 60, **limits: Any) -> Eng
     return Engine(AutoregressiveDecoder(*parts), TOKENIZER, **limits)
 
 
-def alone(prompt: List[int], params: SamplingParams = PARAMS) -> tuple[object, ...]:
+def alone(prompt: Sequence[int], params: SamplingParams = PARAMS) -> tuple[object, ...]:
     return key(make().generate(list(prompt), params))
 
 
@@ -361,12 +360,12 @@ def test_the_decoder_itself_raises() -> None:
         engine = make(Featured(VOCABULARY))
         engine.decoder.strict = engine.decoder.speculator.strict = True
         Fault(owner(engine), method, 1)
-        sequence = Sequence.start(0, PROMPTS[1], PARAMS)
+        sequence = Generation.start(0, PROMPTS[1], PARAMS)
         with pytest.raises(RuntimeError, match="injected"):
             _open_and_step(engine.decoder, sequence)
 
 
-def _open_and_step(decoder: AutoregressiveDecoder, sequence: Sequence) -> None:
+def _open_and_step(decoder: AutoregressiveDecoder, sequence: Generation) -> None:
     decoder.open(sequence)
     decoder.step([sequence])
     decoder.close(sequence)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -20,8 +19,8 @@ from paceline.errors import IncompatibleDraft, OutOfMemory
 from paceline.policy.controller import Fixed
 from paceline.proof.cases import FunctionDrafter, likely_chain, random_tree, sampled_chain
 from paceline.proof.tabular import TabularCache, TabularModel, TabularTarget
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Randomness
-from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.matching import Coupled, Greedy, SampleMatch
 from paceline.verifiers.rejection import Rejection
@@ -81,7 +80,7 @@ def generate(
     decoder = AutoregressiveDecoder(target, drafter, verifier, Fixed(nodes, depth), stops)
     batch = zip(case.prompts, case.params, strict=True)
     sequences = [
-        Sequence.start(i, prompt, params, ends=tuple(stops.ends(params)))
+        Generation.start(i, prompt, params, ends=tuple(stops.ends(params)))
         for i, (prompt, params) in enumerate(batch)
     ]
     watches = [Pair(case.pair) for _ in sequences]
@@ -261,7 +260,7 @@ def test_sources_name_who_proposed_each_token() -> None:
     target = TabularTarget(MODEL.logits, VOCABULARY)
     drafter = FunctionDrafter(likely_chain(MODEL.distribution))
     decoder = AutoregressiveDecoder(target, drafter, Greedy(), Fixed(3, 3), StopRules((), 100))
-    sequence = Sequence.start(0, [2], SamplingParams(max_new_tokens=6))
+    sequence = Generation.start(0, [2], SamplingParams(max_new_tokens=6))
     decoder.open(sequence)
     [commit] = decoder.step([sequence])
     assert commit.sources == ("likely-chain",) * 3 + (None,)
@@ -286,13 +285,13 @@ def test_the_most_probable_tokens_are_asked_for_where_they_are_what_wins(
     asks = []
 
     class Watched(TabularTarget):
-        def forward(self, passes: Seq[Rows]) -> list[Output]:
+        def forward(self, passes: Sequence[Rows]) -> list[Output]:
             asks.extend(each.argmax for each in passes)
             return super().forward(passes)
 
     target = Watched(MODEL.logits, VOCABULARY)
     decoder = AutoregressiveDecoder(target, NoDrafter(), Coupled(), Fixed(1, 1), StopRules((), 99))
-    sequence = Sequence.start(0, [1, 2], params)
+    sequence = Generation.start(0, [1, 2], params)
     decoder.open(sequence)
     decoder.step([sequence])
     assert asks == [asked]
@@ -331,7 +330,7 @@ def test_a_prompt_that_does_not_fit_leaves_nothing_behind() -> None:
 
     target = Recorder(MODEL.logits, VOCABULARY, max_context=3)
     decoder = AutoregressiveDecoder(target, NoDrafter(), Greedy(), Fixed(1, 1), StopRules((), 3))
-    sequence = Sequence.start(0, [0] * 9, SamplingParams())
+    sequence = Generation.start(0, [0] * 9, SamplingParams())
     with pytest.raises(OutOfMemory):
         decoder.open(sequence)
     assert sequence.cache is None

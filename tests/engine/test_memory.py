@@ -21,17 +21,17 @@ from paceline.engine.memory import (
     with_draft,
 )
 from paceline.runtimes.kv_cache import BlockPool, PagedCache
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 def table(blocks: int) -> PagedTable:
     return PagedTable(lambda context: np.zeros(4, np.float32), 4, blocks)
 
 
-def sequences(target: PagedTable, lengths: list[int]) -> list[Sequence]:
+def sequences(target: PagedTable, lengths: list[int]) -> list[Generation]:
     out = []
     for id, length in enumerate(lengths):
-        sequence = Sequence.start(id, [1] * (length + 1), SamplingParams())
+        sequence = Generation.start(id, [1] * (length + 1), SamplingParams())
         sequence.cache = target.open()
         target.prefill(sequence.cache, [1] * length)
         out.append(sequence)

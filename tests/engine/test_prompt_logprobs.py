@@ -21,8 +21,8 @@ from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption
 from paceline.policy.controller import Fixed
 from paceline.runtimes.kv_cache import BLOCK
+from paceline.sampling.generation import Generation
 from paceline.sampling.sampler import logprobs
-from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
 
 PROMPT = [7] * 40 + list(range(20, 90)) + [9]  # longer than a chunk
@@ -131,7 +131,7 @@ def test_features_are_complete() -> None:
 def test_the_decoder_alone_and_a_target_without_blocks() -> None:
     engine = make_plain(Target(contextual))
     assert scored(engine).prompt_logprobs == EXPECTED
-    sequence = Sequence.start(9, PROMPT, PARAMS)
+    sequence = Generation.start(9, PROMPT, PARAMS)
     engine.decoder.open(sequence)
     assert tuple(sequence.prompt_logprobs) == EXPECTED
     engine.decoder.close(sequence)

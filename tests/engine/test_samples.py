@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -113,7 +113,7 @@ def test_other_prompts_and_cancelled_samples_do_not_matter() -> None:
 
 
 def test_on_a_target_without_blocks() -> None:
-    def run(engine: Engine, samples: List[int]) -> list[tuple[object, ...]]:
+    def run(engine: Engine, samples: Sequence[int]) -> list[tuple[object, ...]]:
         ids = [engine.add(PROMPT, PARAMS, sample=sample) for sample in samples]
         done = finish(engine)
         return [key(done[id]) for id in ids]

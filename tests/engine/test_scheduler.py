@@ -14,11 +14,11 @@ from paceline.engine.scheduler import Limits, QueueFull, Request, Scheduler
 from paceline.engine.stopping import Transcript
 from paceline.errors import ContextExceeded, InvalidOption
 from paceline.runtimes.kv_cache import BlockPool, PagedCache
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 def request(id: int, length: int = 5) -> Request:
-    sequence = Sequence.start(id, [1] * length, SamplingParams())
+    sequence = Generation.start(id, [1] * length, SamplingParams())
     return Request(sequence, Transcript(TOKENIZER, ()))
 
 

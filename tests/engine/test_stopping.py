@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.core.types import FinishReason, SamplingParams
 from paceline.engine.stopping import StopRules
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 EOS = 7
 
@@ -30,7 +30,7 @@ class Watch:
 def cut(
     run: list[int], max_context: int = 100, watch: Watch | None = None, **params: object
 ) -> tuple[int, FinishReason | None]:
-    sequence = Sequence.start(0, [1, 2, 3], SamplingParams(**params))  # type: ignore[arg-type]
+    sequence = Generation.start(0, [1, 2, 3], SamplingParams(**params))  # type: ignore[arg-type]
     return StopRules((EOS,), max_context).cut(sequence, run, watch)
 
 
@@ -75,7 +75,7 @@ def test_a_loop_ends_the_text_if_asked_and_counts_generated_tokens_alone() -> No
     assert cut([*loop[:23], EOS], stop_loops=True) == (24, "stop")
     assert cut(loop, stop_loops=True, max_new_tokens=24) == (24, "loop")
     assert cut(loop, stop_loops=True, max_new_tokens=23) == (23, "length")
-    sequence = Sequence.start(0, loop, SamplingParams(stop_loops=True))
+    sequence = Generation.start(0, loop, SamplingParams(stop_loops=True))
     sequence.tokens += loop[:20]
     assert StopRules((), 500).cut(sequence, loop[20:30]) == (4, "loop")
 
@@ -108,8 +108,8 @@ def test_a_run_is_cut_like_its_tokens_one_by_one(
     )
     rules = StopRules((EOS,), context + begun)
 
-    def start() -> Sequence:
-        sequence = Sequence.start(0, [1, 2, 3], params)
+    def start() -> Generation:
+        sequence = Generation.start(0, [1, 2, 3], params)
         sequence.tokens += run[:1] * begun  # nearly a loop, or one soon
         return sequence
 
@@ -128,6 +128,6 @@ def test_a_run_is_cut_like_its_tokens_one_by_one(
 
 @pytest.mark.parametrize("ends", [(), (1, 2)])
 def test_models_may_have_any_number_of_end_tokens(ends: tuple[int, ...]) -> None:
-    sequence = Sequence.start(0, [5], SamplingParams())
+    sequence = Generation.start(0, [5], SamplingParams())
     expected = (1, "stop") if ends else (2, None)
     assert StopRules(ends, 100).cut(sequence, [2, 1]) == expected

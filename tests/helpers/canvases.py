@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from itertools import product
 from math import exp
 from typing import Any
@@ -12,8 +12,8 @@ from tests.runtimes import tiny_cpu
 
 from paceline.core.types import (
     Attention,
-    Denoises,
-    Denoising,
+    CanvasParams,
+    CanvasTraits,
     IntArray,
     ProbArray,
     SamplingParams,
@@ -25,8 +25,8 @@ from paceline.engine.stopping import StopRules
 from paceline.proof.table_denoiser import TableDenoiser
 from paceline.registry.samplers import make_parts
 from paceline.runtimes.cpu.target import CpuTarget
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import KeyedRandomness
-from paceline.sampling.sequence import Sequence
 
 
 def decoder_of(target: TableDenoiser) -> DenoisingDecoder:
@@ -35,25 +35,29 @@ def decoder_of(target: TableDenoiser) -> DenoisingDecoder:
 
 
 def start(
-    target: TableDenoiser, options: Denoising, prompt: List[int] = (), id: int = 0, **params: Any
-) -> Sequence:
+    target: TableDenoiser,
+    options: CanvasParams,
+    prompt: Sequence[int] = (),
+    id: int = 0,
+    **params: Any,
+) -> Generation:
     if "max_new_tokens" not in params:
         params["max_new_tokens"] = target.joint.ndim
     given = list(prompt) or [0] * target.begin
-    return Sequence.start(id, given, SamplingParams(**params), denoising=options)
+    return Generation.start(id, given, SamplingParams(**params), denoising=options)
 
 
-def decode(target: TableDenoiser, sampler: str, **params: Any) -> Sequence:
-    """Decode a text of the joint's length; `block`, `cache`, `ending` are those of `Denoising`."""
+def decode(target: TableDenoiser, sampler: str, **params: Any) -> Generation:
+    """Decode a text of the joint's length; `block`, `cache`, `ending` as in `CanvasParams`."""
     names = "block", "cache", "ending", "steps"
-    options = Denoising(sampler, **{k: params.pop(k) for k in names if k in params})
+    options = CanvasParams(sampler, **{k: params.pop(k) for k in names if k in params})
     decoder, sequence = decoder_of(target), start(target, options, **params)
     decoder.check(sequence.params, options)
     finish(decoder, [sequence])
     return sequence
 
 
-def finish(decoder: DenoisingDecoder, sequences: List[Sequence]) -> None:
+def finish(decoder: DenoisingDecoder, sequences: Sequence[Generation]) -> None:
     """Step until all have ended."""
     for each in sequences:
         if each.cache is None:
@@ -62,7 +66,7 @@ def finish(decoder: DenoisingDecoder, sequences: List[Sequence]) -> None:
         decoder.step(left)
 
 
-def likelihood(sequence: Sequence) -> float:
+def likelihood(sequence: Generation) -> float:
     """Probability of a sampled text under its sampler, from the trace."""
     return exp(sum(fill.logprob for fill in sequence.work.process.canvas.trace))
 
@@ -75,7 +79,7 @@ def enumerated(target: TableDenoiser, sampler: str) -> dict[tuple[int, ...], flo
     distribution = {}
     for text in product(range(target.symbols), repeat=target.joint.ndim):
         decoder = decoder_of(target)
-        sequence = start(target, Denoising(sampler), temperature=1.0)
+        sequence = start(target, CanvasParams(sampler), temperature=1.0)
         decoder.admit(sequence)
         context = sequence.work.process.context
         picks = np.asarray((0,) * target.begin + text)
@@ -86,7 +90,7 @@ def enumerated(target: TableDenoiser, sampler: str) -> dict[tuple[int, ...], flo
     return distribution
 
 
-def view_of(probs: ProbArray, places: List[int] = (), seed: int = 0, step: int = 0) -> View:
+def view_of(probs: ProbArray, places: Sequence[int] = (), seed: int = 0, step: int = 0) -> View:
     """A view of masked places on a canvas, with these distributions, float64 `[places, symbols]`.
 
     Places that are not given hold symbol 0. The mask is symbol -1.
@@ -117,20 +121,20 @@ PROMPT = (5, 9, 17, 23, 9)
 
 def network(attention: Attention, block: int | None = None, **facts: bool) -> CpuTarget:
     """A tiny random denoiser whose mask is token 3, on the CPU runtime."""
-    denoises = Denoises(3, attention, block, **facts)
+    denoises = CanvasTraits(3, attention, block, **facts)
     made: CpuTarget = tiny_cpu.target("fp32", tiny_cpu.config(denoises=denoises, max_context=96))
     return made
 
 
 def decode_text(
-    target: CpuTarget, options: Denoising, prompt: List[int] = PROMPT, **params: Any
-) -> Sequence:
+    target: CpuTarget, options: CanvasParams, prompt: Sequence[int] = PROMPT, **params: Any
+) -> Generation:
     """Decode 12 tokens, or `max_new_tokens`, by a network; return the sequence."""
     facts = target.capabilities.denoises
     assert facts is not None
     decoder = DenoisingDecoder(target, facts, StopRules((), 96), make_parts)
     params.setdefault("max_new_tokens", 12)
-    sequence = Sequence.start(0, list(prompt), SamplingParams(**params), denoising=options)
+    sequence = Generation.start(0, list(prompt), SamplingParams(**params), denoising=options)
     decoder.check(sequence.params, options)
     finish(decoder, [sequence])
     target.release(sequence.cache)

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from paceline.core.types import SamplingParams
 from paceline.engine.loop import AutoregressiveDecoder
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
-def decode_all(decoder: AutoregressiveDecoder, sequences: Iterable[Sequence]) -> list[Sequence]:
+def decode_all(decoder: AutoregressiveDecoder, sequences: Iterable[Generation]) -> list[Generation]:
     """Decode sequences together until each has ended; those that end are closed."""
     every = list(sequences)
     for sequence in every:
@@ -25,6 +25,8 @@ def decode_all(decoder: AutoregressiveDecoder, sequences: Iterable[Sequence]) ->
 
 def decode(
     decoder: AutoregressiveDecoder, prompts: list[list[int]], params: SamplingParams
-) -> list[Sequence]:
+) -> list[Generation]:
     """Decode prompts together with the same parameters."""
-    return decode_all(decoder, (Sequence.start(i, each, params) for i, each in enumerate(prompts)))
+    return decode_all(
+        decoder, (Generation.start(i, each, params) for i, each in enumerate(prompts))
+    )

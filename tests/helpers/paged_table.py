@@ -6,7 +6,7 @@ early or written by two shows in the logits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class PagedTable:
             bit_exact=True,
             paged=True,
         )
-        self.passes: list[List[Rows]] = []
+        self.passes: list[Sequence[Rows]] = []
         """Of every forward."""
         self._logits = logits
 
@@ -52,20 +52,20 @@ class PagedTable:
         return PagedCache(self.memory)
 
     def prefill(
-        self, cache: PagedCache, tokens: List[int], features: bool = False
+        self, cache: PagedCache, tokens: Sequence[int], features: bool = False
     ) -> LogitArray | None:
         if tokens:
             self.forward([Rows.draft(cache, tokens)])
             self.keep(cache, len(tokens), ())
         return _features(tokens) if features else None
 
-    def forward(self, passes: List[Rows]) -> list[Output]:
+    def forward(self, passes: Sequence[Rows]) -> list[Output]:
         self.passes.append(passes)
         for each in passes:  # all write before any reads
             self._write(each)
         return [self._look_up(each) for each in passes]
 
-    def keep(self, cache: PagedCache, num_new: int, path: List[int]) -> None:
+    def keep(self, cache: PagedCache, num_new: int, path: Sequence[int]) -> None:
         start = cache.length + num_new
         cache.move([cache.places[node] for node in path], start)
         cache.discard()
@@ -101,11 +101,11 @@ class PagedTable:
         features = _features(tokens) if each.features else None
         return Output(np.stack(rows), None, features)
 
-    def _after(self, cache: PagedCache, places: List[int]) -> np.ndarray:
+    def _after(self, cache: PagedCache, places: Sequence[int]) -> np.ndarray:
         keys = self.memory.memory[0, :, 0]
         context = (keys[cache.blocks[place // BLOCK], place % BLOCK] for place in places)
         return self._logits(tuple(map(int, context)))
 
 
-def _features(tokens: List[int]) -> LogitArray:
+def _features(tokens: Sequence[int]) -> LogitArray:
     return np.repeat(np.array(tokens, np.float32)[:, None], 4, axis=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ class Target(TabularTarget):
         self.live.append(super().fork(cache))
         return self.live[-1]
 
-    def forward(self, passes: List[Rows]) -> list[Output]:
+    def forward(self, passes: Sequence[Rows]) -> list[Output]:
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure

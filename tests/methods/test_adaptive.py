@@ -15,7 +15,7 @@ from paceline.errors import InvalidOption
 from paceline.methods.adaptive import Adaptive
 from paceline.policy.controller import ControllerContext
 from paceline.policy.cost import CostModel
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 def no_costs() -> CostModel:
@@ -57,7 +57,7 @@ def test_the_rule_is_what_it_says(
     assert controller.budgets([sequence]) == [Budget(length, length)]
 
 
-def told(controller: Adaptive, sequence: Sequence, drafted: int, accepted: int) -> int:
+def told(controller: Adaptive, sequence: Generation, drafted: int, accepted: int) -> int:
     """The length after a step more."""
     draft, verdict = trees.chain([0] * drafted), Verdict(tuple(range(accepted)), 0)
     controller.observe([sequence], [draft], [verdict], 0.0, 1.0)

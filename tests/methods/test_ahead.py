@@ -11,9 +11,9 @@ from paceline.core.types import ProbArray, SamplingParams
 from paceline.methods.cascade import LONGEST, Ahead
 from paceline.proof.tabular import TabularModel, processed
 from paceline.sampling.distributions import one_hot
+from paceline.sampling.generation import Generation
 from paceline.sampling.gumbel import GumbelNoise
 from paceline.sampling.randomness import Draw, KeyedRandomness, Purpose
-from paceline.sampling.sequence import Sequence
 
 MODEL = TabularModel(5, 3, seed=1, sharpness=1.5)
 PARAMS = SamplingParams(
@@ -48,8 +48,8 @@ class Names:
         return GumbelNoise(bytes(16))
 
 
-def started(prompt: list[int], params: SamplingParams = PARAMS) -> tuple[Sequence, Names]:
-    sequence = Sequence.start(7, prompt, params)
+def started(prompt: list[int], params: SamplingParams = PARAMS) -> tuple[Generation, Names]:
+    sequence = Generation.start(7, prompt, params)
     sequence.randomness = names = Names()
     return sequence, names
 

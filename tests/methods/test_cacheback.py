@@ -9,11 +9,11 @@ from paceline.core import tree as trees
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
 from paceline.methods import cacheback
 from paceline.methods.cacheback import Cacheback
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
-def start(tokens: list[int], id: int = 0) -> Sequence:
-    return Sequence.start(id, tokens, SamplingParams())
+def start(tokens: list[int], id: int = 0) -> Generation:
+    return Generation.start(id, tokens, SamplingParams())
 
 
 def propose(drafter: Cacheback, tokens: list[int], nodes: int = 20) -> TokenTree:

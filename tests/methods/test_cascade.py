@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -30,8 +29,8 @@ from paceline.policy.controller import Fixed
 from paceline.proof.compare import extend, max_error, target_joint
 from paceline.proof.oracle import enumerate_distribution
 from paceline.proof.tabular import TabularCache, TabularModel, TabularTarget, processed
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Randomness
-from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.block import Block
 from paceline.verifiers.matching import Coupled, Greedy
@@ -100,7 +99,7 @@ def test_the_draft_is_a_chain_from_the_law_of_the_level_above_the_others(
     def run(randomness: Randomness) -> tuple[int, ...]:
         levels = [Level(table(m), t, 2) for m, t in zip(TABLES, least, strict=False)]
         cascade = Cascade(levels, 2, needs_q=True)
-        sequence = Sequence.start(0, [0], SamplingParams(temperature=1))
+        sequence = Generation.start(0, [0], SamplingParams(temperature=1))
         sequence.randomness = randomness
         cascade.open(sequence)
         [draft] = cascade.propose([sequence], [Budget(3, 3)])
@@ -129,7 +128,7 @@ class Watched(TabularTarget):
         self.caches.append(super().open())
         return self.caches[-1]
 
-    def forward(self, passes: List[Rows]) -> list[Output]:
+    def forward(self, passes: Sequence[Rows]) -> list[Output]:
         self.forwards += 1
         return super().forward(passes)
 
@@ -145,33 +144,35 @@ class Orderly(PromptLookup):
         self._text: dict[int, list[int]] = {}
         self._asked: list[int] = []
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         assert sequence.id not in self._text
         self.opened.append(sequence.id)
         self._text[sequence.id] = list(sequence.tokens)
         super().open(sequence)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         self._grow(sequences)
         self._asked = [sequence.id for sequence in sequences]
         return super().propose(sequences, budgets)
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         self._grow(sequences)
         assert self._asked == [sequence.id for sequence in sequences]
         super().observe(sequences, drafts, verdicts, outputs)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         del self._text[sequence.id]
         super().close(sequence)
 
-    def _grow(self, sequences: List[Sequence]) -> None:
+    def _grow(self, sequences: Sequence[Generation]) -> None:
         for sequence in sequences:
             before = self._text[sequence.id]
             assert sequence.tokens[: len(before)] == before
@@ -220,7 +221,7 @@ def test_caches_hold_the_text_and_nothing_else_in_ragged_batches(
     texts: dict[int, list[int]] = {}
 
     class Fed(Watched):
-        def forward(self, passes: List[Rows]) -> list[Output]:
+        def forward(self, passes: Sequence[Rows]) -> list[Output]:
             for each in passes:
                 text = texts[self.caches.index(each.cache)]
                 fed = [*each.cache.tokens, *each.tokens[: each.num_new]]
@@ -233,7 +234,7 @@ def test_caches_hold_the_text_and_nothing_else_in_ragged_batches(
     cascade = Cascade(levels, VOCABULARY, needs_q=needs_q, bottom=BOTTOMS[bottom]())
     decoder = decoder_of(cascade, verifier, depth)
     params = SamplingParams(temperature=1.0, max_new_tokens=15, presence_penalty=0.3, seed=seed)
-    sequences = [Sequence.start(i, prompt, params) for i, prompt in enumerate(prompts)]
+    sequences = [Generation.start(i, prompt, params) for i, prompt in enumerate(prompts)]
     for sequence in sequences:
         decoder.open(sequence)
     running = sequences
@@ -280,7 +281,7 @@ def test_a_level_stops_at_its_least() -> None:
     cascade = Cascade(
         [Level(table(BIG), least=1), Level(middle, least=3)], VOCABULARY, needs_q=False
     )
-    sequence = Sequence.start(0, [1, 2], SAMPLED)
+    sequence = Generation.start(0, [1, 2], SAMPLED)
     cascade.open(sequence)
     [draft] = cascade.propose([sequence], [Budget(9, 9)])
     assert len(draft) == 4  # rounds of 1 + 1
@@ -291,7 +292,7 @@ def test_drafts_keep_to_budget_and_context() -> None:
     middle = Watched(MIDDLE, max_context=6)
     cascade = Cascade([Level(middle)], VOCABULARY, needs_q=True)
     prompts = [[0], [1, 2, 3], [1] * 6, [1] * 9, [2, 2]]
-    sequences = [Sequence.start(i, prompt, SAMPLED) for i, prompt in enumerate(prompts)]
+    sequences = [Generation.start(i, prompt, SAMPLED) for i, prompt in enumerate(prompts)]
     for sequence in sequences:
         cascade.open(sequence)
     budgets = [Budget(3, 9), Budget(9, 9), Budget(2, 2), Budget(2, 2), Budget(0, 0)]
@@ -318,7 +319,7 @@ def test_a_failed_step_can_be_repeated() -> None:
     class Failing(TabularTarget):
         calls = 0
 
-        def forward(self, passes: List[Rows]) -> list[Output]:
+        def forward(self, passes: Sequence[Rows]) -> list[Output]:
             self.calls += 1
             if self.calls in (1, 3, 4, 8, 11):
                 raise OutOfMemory("no room: try again")
@@ -331,7 +332,7 @@ def test_a_failed_step_can_be_repeated() -> None:
         levels = [Level(table(SMALL)), Level(middle)]
         cascade = Cascade(levels, VOCABULARY, needs_q=False, bottom=Orderly())
         decoder = decoder_of(cascade, Coupled(), target=target)
-        sequence = Sequence.start(0, [1, 2], SAMPLED)
+        sequence = Generation.start(0, [1, 2], SAMPLED)
         decoder.open(sequence)
         failures = 0
         while sequence.finish_reason is None:
@@ -345,14 +346,16 @@ def test_a_failed_step_can_be_repeated() -> None:
 
 def test_a_level_without_memory_leaves_no_cache_behind() -> None:
     class Full(Watched):
-        def prefill(self, cache: TabularCache, tokens: List[int], features: bool = False) -> None:
+        def prefill(
+            self, cache: TabularCache, tokens: Sequence[int], features: bool = False
+        ) -> None:
             raise OutOfMemory("no room: use shorter prompts")
 
     for models in ([Watched(SMALL), Full(MIDDLE)], [Full(SMALL), Watched(MIDDLE)]):
         big = Watched(BIG)
         cascade = Cascade(list(map(Level, models)), VOCABULARY, needs_q=False)
         with pytest.raises(OutOfMemory):
-            decoder_of(cascade, Coupled(), target=big).open(Sequence.start(0, [1, 2], SAMPLED))
+            decoder_of(cascade, Coupled(), target=big).open(Generation.start(0, [1, 2], SAMPLED))
         assert all(cache.released for model in (big, *models) for cache in model.caches)
 
 
@@ -385,7 +388,7 @@ def test_create_puts_prompt_lookup_under_the_draft_model(needs_q: bool) -> None:
     accepts = frozenset({"iid" if needs_q else None})
     context = drafter_context(table(BIG), lambda: middle, accepts=accepts)
     cascade = Cascade.create(context)
-    sequence = Sequence.start(0, [1, 2, 3, 1, 2, 3, 1], SAMPLED)
+    sequence = Generation.start(0, [1, 2, 3, 1, 2, 3, 1], SAMPLED)
     cascade.open(sequence)
     [draft] = cascade.propose([sequence], [Budget(5, 5)])
     assert len(draft) == 5
@@ -434,12 +437,12 @@ class FeatureTable(TabularTarget):
         super().__init__(model.logits, model.vocabulary)
         self._capabilities = replace(self._capabilities, hidden_size=1, feature_layers=(0, 1, 2))
 
-    def prefill(self, cache: TabularCache, tokens: List[int], features: bool = False) -> Any:
+    def prefill(self, cache: TabularCache, tokens: Sequence[int], features: bool = False) -> Any:
         begin = cache.length
         super().prefill(cache, tokens)
         return features_of(tokens, range(begin, cache.length)) if features else None
 
-    def forward(self, passes: List[Rows]) -> list[Output]:
+    def forward(self, passes: Sequence[Rows]) -> list[Output]:
         out = []
         for each, output in zip(passes, super().forward(passes), strict=True):
             draft = trees.EMPTY if each.tree is None else each.tree
@@ -450,7 +453,7 @@ class FeatureTable(TabularTarget):
         return out
 
 
-def features_of(tokens: List[int], places: List[int]) -> np.ndarray:
+def features_of(tokens: Sequence[int], places: Sequence[int]) -> np.ndarray:
     rows = np.zeros((len(tokens), 4), np.float32)
     rows[:, 0], rows[:, 1] = tokens, places
     return rows
@@ -467,14 +470,16 @@ class Reading(Drafter):
         self._rows: dict[int, list[list[float]]] = {}
         self.opened = 0
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self.opened += 1
         self._rows[sequence.id] = []
 
-    def read(self, sequence: Sequence, features: np.ndarray) -> None:
+    def read(self, sequence: Generation, features: np.ndarray) -> None:
         self._rows[sequence.id] = features[:, :2].tolist()
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         out = []
         for sequence, budget in zip(sequences, budgets, strict=True):
             before = sequence.tokens[:-1]
@@ -488,17 +493,17 @@ class Reading(Drafter):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for sequence, verdict, output in zip(sequences, verdicts, outputs, strict=True):
             assert output.features is not None
             rows = output.features[[0, *(node + 1 for node in verdict.path)], :2]
             self._rows[sequence.id] += rows.tolist()
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         del self._rows[sequence.id]
 
 

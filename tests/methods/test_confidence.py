@@ -17,7 +17,7 @@ from paceline.methods.confidence import Confidence
 from paceline.policy.controller import ControllerContext
 from paceline.policy.cost import CostModel
 from paceline.sampling.distributions import from_dense
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 def no_costs() -> CostModel:
@@ -44,7 +44,7 @@ def drawn(depth: int) -> TokenTree:
     return replace(draft, scores=np.full(depth, 1e-6))
 
 
-def step(controller: Confidence, sequence: Sequence, draft: TokenTree, accepted: int) -> None:
+def step(controller: Confidence, sequence: Generation, draft: TokenTree, accepted: int) -> None:
     [chosen] = controller.select([sequence], [draft])
     verdict = Verdict(tuple(range(min(accepted, len(chosen)))), 0)
     controller.observe([sequence], [chosen], [verdict], 0.0, 1.0)

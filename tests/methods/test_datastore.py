@@ -19,7 +19,7 @@ from paceline.drafters.candidates import evidence_rates, length_kind, spread_kin
 from paceline.errors import InvalidOption
 from paceline.methods.datastore.drafter import LONGEST, Datastore, SuffixArray, build
 from paceline.proof.tabular import TabularModel, TabularTarget
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.candidates import FLOOR
 
 Text = tuple[int, ...]
@@ -38,11 +38,11 @@ def store(tokens: list[int], folder: Path) -> Datastore:
     return Datastore(SuffixArray(folder / "index"))
 
 
-def start(tokens: list[int], id: int = 0) -> Sequence:
-    return Sequence.start(id, tokens, SamplingParams())
+def start(tokens: list[int], id: int = 0) -> Generation:
+    return Generation.start(id, tokens, SamplingParams())
 
 
-def propose(drafter: Datastore, sequence: Sequence, budget: Budget) -> TokenTree:
+def propose(drafter: Datastore, sequence: Generation, budget: Budget) -> TokenTree:
     [draft] = drafter.propose([sequence], [budget])
     return draft
 

@@ -14,7 +14,7 @@ from tests.proof.joints import joint_of_steps
 from tests.runtimes import tiny_cpu
 
 from paceline.core.target import Target
-from paceline.core.types import Budget, Denoises, SamplingParams
+from paceline.core.types import Budget, CanvasTraits, SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
@@ -25,7 +25,7 @@ from paceline.policy.controller import Fixed
 from paceline.proof.compare import max_error, target_joint
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 from paceline.proof.tabular import TabularModel, TabularTarget
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.block import Block
 from paceline.verifiers.matching import Coupled, SampleMatch
@@ -72,7 +72,7 @@ def test_a_draft_whose_law_is_not_its_own_fails(monkeypatch: pytest.MonkeyPatch)
     # Searched drafts, verified as if they had been drawn.
     original = Deer.draft
 
-    def wrong(self: Deer, sequence: Sequence, logits: Any) -> Any:
+    def wrong(self: Deer, sequence: Generation, logits: Any) -> Any:
         drawn = original(self, sequence, logits)
         rows = drawn.sampling.rows
         drawn.tokens[:] = [rows[node - 1].argmax() for node in range(len(drawn))]
@@ -106,7 +106,7 @@ def test_texts_are_those_without_drafts(kind: type[Deer], facts: dict[str, Any])
 
 
 def proposed(drafter: Drafter, tokens: list[int], length: int, **params: Any) -> list[int]:
-    sequence = Sequence.start(0, tokens, SamplingParams(**params))
+    sequence = Generation.start(0, tokens, SamplingParams(**params))
     [draft] = drafter.propose([sequence], [Budget(length, length)])
     return draft.tokens.tolist()
 
@@ -170,13 +170,13 @@ def test_n_grams_of_a_folder_take_the_place_of_those_of_the_text(tmp_path: Path)
 class Seen(Deer):
     """Notes the distributions that it drafts from."""
 
-    def draft(self, sequence: Sequence, logits: Any) -> Any:
+    def draft(self, sequence: Generation, logits: Any) -> Any:
         self.logits = logits
         return super().draft(sequence, logits)
 
 
 def test_keys_of_causal_rows_stay_and_are_those_of_reading_the_text() -> None:
-    facts = Denoises(3, "causal", shifted=True, autoregressive=True)
+    facts = CanvasTraits(3, "causal", shifted=True, autoregressive=True)
     shape = replace(tiny_cpu.config(), denoises=facts)
     target = tiny_cpu.target(shape=shape)
     text = np.random.default_rng(0).integers(4, 300, 40).tolist()
@@ -189,8 +189,8 @@ def test_keys_of_causal_rows_stay_and_are_those_of_reading_the_text() -> None:
             proposed(fresh, text[:length], step)
             assert len(kept.logits) == step
             out.append(float(abs(kept.logits[:, 4:] - fresh.logits[:, 4:]).max()))
-            fresh.close(Sequence.start(0, text[:length], SamplingParams()))
-        kept.close(Sequence.start(0, text, SamplingParams()))
+            fresh.close(Generation.start(0, text[:length], SamplingParams()))
+        kept.close(Generation.start(0, text, SamplingParams()))
         return out
 
     free = target.memory.free

@@ -17,26 +17,26 @@ from paceline.errors import InvalidOption
 from paceline.methods.forced import START, Forced, Template
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Coupled
 
 WIDE = Budget(9, 9)
 MODEL = TabularModel(12, 1, seed=5, sharpness=2.0)
 
 
-def start(forced: dict[int, int] | None = None, id: int = 0, prompt: int = 3) -> Sequence:
+def start(forced: dict[int, int] | None = None, id: int = 0, prompt: int = 3) -> Generation:
     params = SamplingParams(forced_tokens=forced or {}, max_new_tokens=100)
-    return Sequence.start(id, list(range(50, 50 + prompt)), params)
+    return Generation.start(id, list(range(50, 50 + prompt)), params)
 
 
-def commit(drafter: Forced, sequence: Sequence, new: list[int]) -> None:
+def commit(drafter: Forced, sequence: Generation, new: list[int]) -> None:
     [draft] = drafter.propose([sequence], [WIDE])
     sequence.tokens += new
     drafter.observe([sequence], [draft], [Verdict((), new[-1])], [])
 
 
 def drafted(
-    drafter: Forced, sequence: Sequence, budget: Budget = WIDE
+    drafter: Forced, sequence: Generation, budget: Budget = WIDE
 ) -> tuple[list[int], list[float]]:
     [draft] = drafter.propose([sequence], [budget])
     assert draft.sampling is None
@@ -191,7 +191,7 @@ def decode(drafter: Forced | NoDrafter, temperature: float) -> tuple[list[list[i
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(6, 6), StopRules((), 500))
     forced = [{0: 4, 1: 4, 2: 7, 10: 1}, {i: i % 3 for i in range(20)}, {}]
     sequences = [
-        Sequence.start(i, [i, 3], SamplingParams(temperature, forced_tokens=f, max_new_tokens=30))
+        Generation.start(i, [i, 3], SamplingParams(temperature, forced_tokens=f, max_new_tokens=30))
         for i, f in enumerate(forced)
     ]
     decode_all(decoder, sequences)

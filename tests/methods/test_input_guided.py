@@ -11,7 +11,7 @@ from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
 from paceline.drafters.candidates import alone, length_kind
 from paceline.methods.input_guided import Alignment, InputGuided
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 Text = list[int]
 
@@ -71,16 +71,16 @@ def test_the_alignment_equals_a_naive_search(source: Text, copy: Text) -> None:
             assert ours.source[ours.at - ours.run : ours.at] == (naive.copy[-ours.run :])
 
 
-def start(tokens: Text, id: int = 0) -> Sequence:
-    return Sequence.start(id, tokens, SamplingParams())
+def start(tokens: Text, id: int = 0) -> Generation:
+    return Generation.start(id, tokens, SamplingParams())
 
 
-def propose(drafter: InputGuided, sequence: Sequence, budget: Budget) -> TokenTree:
+def propose(drafter: InputGuided, sequence: Generation, budget: Budget) -> TokenTree:
     [draft] = drafter.propose([sequence], [budget])
     return draft
 
 
-def commit(drafter: InputGuided, sequence: Sequence, draft: TokenTree, new: Text) -> None:
+def commit(drafter: InputGuided, sequence: Generation, draft: TokenTree, new: Text) -> None:
     sequence.tokens += new
     output = Output(np.zeros((1 + len(draft), 4), np.float32))
     drafter.observe([sequence], [draft], [Verdict((), new[-1])], [output])

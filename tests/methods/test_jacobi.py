@@ -3,7 +3,7 @@ than plain decoding."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,9 +26,9 @@ from paceline.policy.controller import Fixed
 from paceline.proof.compare import max_error, target_joint
 from paceline.proof.tabular import TabularModel, TabularTarget, processed
 from paceline.sampling.distributions import from_dense, one_hot
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import KeyedRandomness
 from paceline.sampling.sampler import Sampler
-from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.block import Block
 from paceline.verifiers.matching import Coupled, Greedy
@@ -141,11 +141,11 @@ def test_iteration_settles_on_the_greedy_text_ahead_of_committing_it() -> None:
 
 def after_one_step(
     params: SamplingParams, seed: int = 0, window: int = 4
-) -> tuple[Jacobi, Sequence, list[int]]:
+) -> tuple[Jacobi, Generation, list[int]]:
     """A drafter that has seen one forward, the sequence, and the tokens it had guessed."""
     drafter = Jacobi(VOCABULARY, needs_q=True, initial=uniform(VOCABULARY))
     decoder = decoder_of(drafter, Rejection(), window)
-    sequence = Sequence.start(0, [3, 1], params)
+    sequence = Generation.start(0, [3, 1], params)
     sequence.randomness = KeyedRandomness(seed)
     decoder.open(sequence)
     [draft] = drafter.propose([sequence], [Budget(window, window)])
@@ -189,10 +189,10 @@ def test_rows_do_not_depend_on_what_is_drawn_from_them() -> None:
 
 
 def test_first_guesses_come_from_the_declared_law() -> None:
-    sequence = Sequence.start(0, [3, 1], SamplingParams(temperature=1.0))
+    sequence = Generation.start(0, [3, 1], SamplingParams(temperature=1.0))
     seen = []
 
-    def initial(sequence: Sequence, position: int) -> Distribution:
+    def initial(sequence: Generation, position: int) -> Distribution:
         seen.append(position)
         return one_hot(position, VOCABULARY)
 
@@ -240,7 +240,7 @@ def test_a_position_where_nothing_is_possible_starts_anew() -> None:
 
     class Strict(Sampler):
         def distribution(
-            self, logits: LogitArray, path: List[int] = (), *, soft: bool = False
+            self, logits: LogitArray, path: Sequence[int] = (), *, soft: bool = False
         ) -> Distribution:
             if path:
                 raise BadLogits("no token fits the grammar here")
@@ -248,7 +248,7 @@ def test_a_position_where_nothing_is_possible_starts_anew() -> None:
 
     params = SamplingParams(temperature=1.0, max_new_tokens=9)
     drafter = Jacobi(VOCABULARY, needs_q=True)
-    drafter.open(sequence := Sequence.start(0, [3, 1], params))
+    drafter.open(sequence := Generation.start(0, [3, 1], params))
     [draft] = drafter.propose([sequence], [Budget(3, 3)])
     sequence.sampler = Strict(params, [3, 1])
     sequence.tokens.append(5)
@@ -266,7 +266,7 @@ def test_create_follows_the_verifier_and_close_forgets() -> None:
     def no_model() -> TabularTarget:
         raise AssertionError("no draft model is needed")
 
-    sequence = Sequence.start(0, [3, 1], SamplingParams(temperature=1.0))
+    sequence = Generation.start(0, [3, 1], SamplingParams(temperature=1.0))
     for needs_q in (False, True):
         accepts = frozenset({"factorised" if needs_q else None})
         drafter = Jacobi.create(drafter_context(target, accepts=accepts))

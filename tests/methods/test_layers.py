@@ -33,7 +33,7 @@ from paceline.proof.compare import max_error, target_joint
 from paceline.proof.tabular import TabularModel, TabularTarget, processed
 from paceline.registry import table as registry
 from paceline.runtimes.cpu.target import CpuTarget
-from paceline.sampling.sequence import Sequence as Decoded
+from paceline.sampling.generation import Generation
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.block import Block as BlockRule
 from paceline.verifiers.matching import Coupled
@@ -62,7 +62,7 @@ def table_del(cls: type[DynamicExit] = DynamicExit, every: int = 2) -> DynamicEx
     made = cls(tables(), LAYERS, True, spacing=1, every=every)
     begin = made.open
 
-    def primed(sequence: Decoded) -> None:
+    def primed(sequence: Generation) -> None:
         begin(sequence)
         counts, confidence = np.array([[1.0, 1.0], [9.0, 5.0]]), np.array([[0.5, 0.5], [6.0, 4.0]])
         made._shadows[sequence.id] = Shadows(counts, confidence)
@@ -219,11 +219,11 @@ PARAMS = {
 
 def texts(
     target: Any, drafter: Drafter, params: SamplingParams
-) -> tuple[list[list[int]], list[Decoded]]:
+) -> tuple[list[list[int]], list[Generation]]:
     rule = Coupled()
     decoder = AutoregressiveDecoder(target, drafter, rule, Fixed(4, 4), StopRules((), 160))
     prompts = [[5, 6, 7, 8], list(range(40)), [9, 9, 3]]
-    done = decode_all(decoder, [Decoded.start(i, p, params) for i, p in enumerate(prompts)])
+    done = decode_all(decoder, [Generation.start(i, p, params) for i, p in enumerate(prompts)])
     return [each.generated for each in done], done
 
 
@@ -255,7 +255,7 @@ def test_the_cache_is_that_of_the_text_bit_for_bit(name: str) -> None:
     target = cpu()
     drafter = MAKERS[name](target)
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(4, 4), StopRules((), 160))
-    sequences = [Decoded.start(i, list(range(70)), PARAMS["greedy"]) for i in range(2)]
+    sequences = [Generation.start(i, list(range(70)), PARAMS["greedy"]) for i in range(2)]
     for each in sequences:
         decoder.open(each)
     shared = sequences[0].cache.blocks[:2]
@@ -282,7 +282,7 @@ def test_states_of_other_rows_spoil_the_cache() -> None:
     target = cpu()
     wrong = Wrong(target, 4, trained=adapter(), final_norm=NORM, norm_eps=CONFIG.norm_eps, stop=0)
     decoder = AutoregressiveDecoder(target, wrong, Coupled(), Fixed(4, 4), StopRules((), 160))
-    sequence = Decoded.start(0, list(range(70)), PARAMS["greedy"])
+    sequence = Generation.start(0, list(range(70)), PARAMS["greedy"])
     decoder.open(sequence)
     decoder.step([sequence])
     fresh = target.open()
@@ -292,9 +292,9 @@ def test_states_of_other_rows_spoil_the_cache() -> None:
 
 def drafted(
     drafter: Any, target: Any, budget: int = 4
-) -> tuple[Decoded, TokenTree, list[tuple[Any, ...]]]:
+) -> tuple[Generation, TokenTree, list[tuple[Any, ...]]]:
     """One draft of a sequence, and the calls that it made."""
-    sequence = Decoded.start(0, [5, 6, 7, 8, 1, 2], PARAMS["greedy"])
+    sequence = Generation.start(0, [5, 6, 7, 8, 1, 2], PARAMS["greedy"])
     sequence.cache = target.open()
     target.prefill(sequence.cache, sequence.tokens[:-1])
     drafter.open(sequence)
@@ -395,10 +395,10 @@ def test_without_a_skipped_layer_every_draft_is_accepted() -> None:
 
 def test_first_and_last_layer_stay() -> None:
     made = Swift(cpu(), 4, skip=1.0)
-    assert made._layers(Decoded.start(0, [1], PARAMS["greedy"])) == tuple(
+    assert made._layers(Generation.start(0, [1], PARAMS["greedy"])) == tuple(
         (index, half) for index in (0, 3) for half in ("attention", "feed-forward")
     )
-    even = Swift(cpu(), 4, skip=0.5)._layers(Decoded.start(0, [1], PARAMS["greedy"]))
+    even = Swift(cpu(), 4, skip=0.5)._layers(Generation.start(0, [1], PARAMS["greedy"]))
     assert {index for index, _ in even} == {0, 1, 3}  # type: ignore[misc]
 
 
@@ -406,7 +406,7 @@ def test_matchness_is_the_share_of_tokens_that_the_layers_would_have_drafted() -
     """Token by token over the target's cache of what stands before the window."""
     target = cpu()
     drafter = Swift(target, 4, skip=0.25, window=12)
-    sequence = Decoded.start(0, list(range(3, 30)), PARAMS["greedy"])
+    sequence = Generation.start(0, list(range(3, 30)), PARAMS["greedy"])
     sequence.tokens += [4, 8, 15, 16, 23, 42]
     sequence.cache = target.open()
     target.prefill(sequence.cache, sequence.tokens[:-1])
@@ -487,7 +487,7 @@ def test_shadow_tokens_are_what_the_exits_would_have_drafted() -> None:
     target = cpu()
     drafter = DynamicExit(target, 4, spacing=1, every=1)
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(3, 3), StopRules((), 160))
-    sequence = Decoded.start(0, [5, 6, 7, 8], PARAMS["greedy"])
+    sequence = Generation.start(0, [5, 6, 7, 8], PARAMS["greedy"])
     decoder.open(sequence)
     expected = Shadows(np.zeros((2, 3)), np.zeros((2, 3)))
     for _ in range(12):
@@ -512,7 +512,7 @@ def test_shadow_tokens_are_what_the_exits_would_have_drafted() -> None:
 
 def test_the_choice_follows_the_shadow_tokens() -> None:
     drafter = DynamicExit(cpu(), 4, spacing=1)
-    sequence = Decoded.start(0, [1], PARAMS["greedy"])
+    sequence = Generation.start(0, [1], PARAMS["greedy"])
     drafter.open(sequence)
     assert drafter._limit(sequence, 4) == 0  # nothing known: nothing drafted
     drafter._shadows[0].counts[:] = [[9, 1, 1], [1, 99, 99]]

@@ -14,7 +14,7 @@ from paceline.errors import InvalidOption
 from paceline.methods.lookahead import JacobiWindow, Lookahead
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Greedy
 
 VOCABULARY = 6
@@ -91,7 +91,7 @@ def compare(naive: Naive, nodes: int, shown: int) -> tuple[bool, int]:
     drafter = Lookahead(naive.length, naive.columns)
     target = TabularTarget(MODEL.logits, VOCABULARY)
     decoder = AutoregressiveDecoder(target, drafter, Greedy(), Fixed(nodes, 8), StopRules((), 500))
-    sequence = Sequence.start(0, PROMPT, SamplingParams(max_new_tokens=60))
+    sequence = Generation.start(0, PROMPT, SamplingParams(max_new_tokens=60))
     decoder.open(sequence)
     added: list[list[int]] = []
     add = drafter._model.add
@@ -118,7 +118,7 @@ def compare(naive: Naive, nodes: int, shown: int) -> tuple[bool, int]:
 
 def test_the_comb_has_a_spine_and_teeth() -> None:
     drafter = Lookahead(length=4, columns=2)
-    sequence = Sequence.start(0, [1, 2, 3, 4, 5, 6, 7], SamplingParams())
+    sequence = Generation.start(0, [1, 2, 3, 4, 5, 6, 7], SamplingParams())
     drafter.open(sequence)
     [draft] = drafter.propose([sequence], [Budget(10, 8)])
     # Nothing in the prompt repeats, so that the comb is all there is.
@@ -137,7 +137,7 @@ def test_columns_fit_the_budget(depth: int) -> None:
     for length in (2, 3, 4):
         for nodes in range(16):
             drafter = Lookahead(length, columns=5)
-            sequence = Sequence.start(0, list(range(20)), SamplingParams())
+            sequence = Generation.start(0, list(range(20)), SamplingParams())
             drafter.open(sequence)
             window, _ = drafter._windows[0]
             tokens = iter(range(100, 200))
@@ -154,7 +154,7 @@ def test_columns_fit_the_budget(depth: int) -> None:
 
 def test_rows_that_a_controller_cut_are_not_asked() -> None:
     drafter = Lookahead(length=3, columns=3)
-    sequence = Sequence.start(0, [1, 2, 3, 4, 5, 6, 7], SamplingParams())
+    sequence = Generation.start(0, [1, 2, 3, 4, 5, 6, 7], SamplingParams())
     drafter.open(sequence)
     drafter.propose([sequence], [Budget(14, 8)])
     window, columns = drafter._windows[0]
@@ -183,7 +183,7 @@ def test_guesses_stay_with_their_positions() -> None:
 
 def test_n_grams_of_the_window_are_drafted_later() -> None:
     drafter = Lookahead(length=3, columns=1)
-    sequence = Sequence.start(0, [1, 2, 3], SamplingParams())
+    sequence = Generation.start(0, [1, 2, 3], SamplingParams())
     drafter.open(sequence)
     window, _ = drafter._windows[0]
     window.levels = [[0], [40]]
@@ -193,7 +193,7 @@ def test_n_grams_of_the_window_are_drafted_later() -> None:
     logits[1, 50] = 1.0
     sequence.tokens.append(8)
     drafter.observe([sequence], [draft], [Verdict((), 8)], [Output(logits)])
-    drafter.open(other := Sequence.start(1, [7, 3], SamplingParams()))
+    drafter.open(other := Generation.start(1, [7, 3], SamplingParams()))
     [draft] = drafter.propose([other], [Budget(5, 4)])
     assert draft.tokens.tolist()[:2] == [40, 50]
 

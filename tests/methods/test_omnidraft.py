@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,8 @@ from paceline.methods.omnidraft import Correction, NgramCache, OmniDraft
 from paceline.proof.compare import max_error
 from paceline.proof.oracle import enumerate_distribution
 from paceline.proof.tabular import TabularTarget
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Randomness
-from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled, SampleMatch
 
 
@@ -31,7 +31,7 @@ class Hidden(TabularTarget):
     def capabilities(self) -> Capabilities:
         return replace(super().capabilities, hidden_states=True, hidden_size=8)
 
-    def forward(self, passes: List[Rows]) -> list[Output]:
+    def forward(self, passes: Sequence[Rows]) -> list[Output]:
         outputs = super().forward([replace(each, hidden=False) for each in passes])
         return [
             out._replace(
@@ -55,7 +55,7 @@ def test_the_law_is_the_target_s_while_it_learns(target: str, draft: str, ngrams
 
     def run(randomness: Randomness) -> tuple[int, ...]:
         decoder = pair.decoder(SampleMatch(), learner(pair, False, rate=0.5, ngrams=ngrams), 2)
-        sequence = Sequence.start(0, [0], params)
+        sequence = Generation.start(0, [0], params)
         sequence.randomness = randomness
         decoder.open(sequence)
         while sequence.finish_reason is None:

@@ -11,28 +11,30 @@ from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
 from paceline.methods.prompt_lookup import PromptLookup
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 WIDE = Budget(12, 12)
 
 
-def start(tokens: list[int], id: int = 0) -> Sequence:
-    return Sequence.start(id, tokens, SamplingParams())
+def start(tokens: list[int], id: int = 0) -> Generation:
+    return Generation.start(id, tokens, SamplingParams())
 
 
-def opened(tokens: list[int], drafter: PromptLookup | None = None) -> tuple[PromptLookup, Sequence]:
+def opened(
+    tokens: list[int], drafter: PromptLookup | None = None
+) -> tuple[PromptLookup, Generation]:
     drafter = drafter or PromptLookup()
     sequence = start(tokens)
     drafter.open(sequence)
     return drafter, sequence
 
 
-def propose(drafter: PromptLookup, sequence: Sequence, budget: Budget = WIDE) -> TokenTree:
+def propose(drafter: PromptLookup, sequence: Generation, budget: Budget = WIDE) -> TokenTree:
     [draft] = drafter.propose([sequence], [budget])
     return draft
 
 
-def commit(drafter: PromptLookup, sequence: Sequence, draft: TokenTree, new: list[int]) -> None:
+def commit(drafter: PromptLookup, sequence: Generation, draft: TokenTree, new: list[int]) -> None:
     """What the decoder does after a step; the drafter looks at committed tokens alone."""
     sequence.tokens += new
     output = Output(np.zeros((1 + len(draft), 4), np.float32))

@@ -35,7 +35,7 @@ from paceline.methods.layers.hidden_transfer import HiddenTransferDrafter
 from paceline.methods.networks.hidden_transfer import HiddenTransfer
 from paceline.networks.base import Geometry
 from paceline.networks.weights import Trained
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 WIDTH = 3
 TREE = TokenTree(
@@ -183,7 +183,7 @@ def test_a_step_runs_every_layer_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "forward", watched)
     verified(made, target, TREE)
     assert run == dict.fromkeys(range(CONFIG.layers), 1)
-    sequence = Sequence.start(0, PROMPT, GREEDY)
+    sequence = Generation.start(0, PROMPT, GREEDY)
     sequence.cache = target.open()
     target.prefill(sequence.cache, PROMPT[:-1])
     assert made.propose([sequence], [Budget(4, 4)]) == [trees.EMPTY]
@@ -200,7 +200,7 @@ def test_a_step_runs_every_layer_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_draft_is_that_of_the_node_that_was_accepted_last() -> None:
     target, made = TARGETS["cpu"](), drafter("cpu")
     cache, out, rows = verified(made, target, TREE)
-    sequence = Sequence.start(0, [*PROMPT, 9, 31, 7], GREEDY)
+    sequence = Generation.start(0, [*PROMPT, 9, 31, 7], GREEDY)
     sequence.cache = cache
     expected = rows[:, 3].argmax(-1).tolist()
     made.observe([sequence], [TREE], [Verdict((0, 2), 7)], [out])

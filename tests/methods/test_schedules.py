@@ -41,7 +41,7 @@ from paceline.policy.controller import Fixed
 from paceline.proof.compare import max_error, target_joint
 from paceline.proof.tabular import LogitsOf, TabularModel, TabularTarget, processed
 from paceline.runtimes.cpu.target import CpuTarget
-from paceline.sampling.sequence import Sequence as Decoded
+from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Coupled, SampleMatch
 
 WHOLE, PART, OTHER = (TabularModel(2, 4, seed, 1.5) for seed in (21, 22, 23))
@@ -148,10 +148,10 @@ def cpu(precision: str = "fp32") -> CpuTarget:
 
 def texts(
     target: Any, drafter: Drafter, params: SamplingParams, prompts: Any = PROMPTS, nodes: int = 4
-) -> tuple[list[list[int]], list[Decoded]]:
+) -> tuple[list[list[int]], list[Generation]]:
     controller = Fixed(nodes, nodes)
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), controller, StopRules((), 160))
-    done = decode_all(decoder, [Decoded.start(i, p, params) for i, p in enumerate(prompts)])
+    done = decode_all(decoder, [Generation.start(i, p, params) for i, p in enumerate(prompts)])
     return [each.generated for each in done], done
 
 
@@ -254,8 +254,8 @@ def test_pearl_begins_again_after_a_rejection() -> None:
 
 def test_pearl_takes_its_window_from_the_speeds() -> None:
     drafter = Pearl(table_worker(), coupled=False)
-    drafter.open(Decoded.start(0, [0], PARAMS["greedy"]))
-    sequence = Decoded.start(0, [0], PARAMS["greedy"])
+    drafter.open(Generation.start(0, [0], PARAMS["greedy"]))
+    sequence = Generation.start(0, [0], PARAMS["greedy"])
     for _ in range(60):
         drafter.propose([sequence], [Budget(4, 4)])
         drafter._forward_seconds = 7.2
@@ -294,7 +294,7 @@ def test_groups_of_one_are_the_draft_model() -> None:
     for chains in (exact, single, double):
         text = list(range(30))
         chains.open(
-            0, text, 30, PARAMS["greedy"], Decoded.start(0, text, PARAMS["greedy"]).randomness
+            0, text, 30, PARAMS["greedy"], Generation.start(0, text, PARAMS["greedy"]).randomness
         )
         drafts.append(chains.draft([DraftRequest(0, tuple(text), 20)]).tokens[0])
     assert drafts[0] == drafts[1]
@@ -312,7 +312,7 @@ def test_the_cache_is_calibrated_bit_for_bit(calibrated: bool) -> None:
     decoder = AutoregressiveDecoder(
         target, EasySpec(Here(chains)), Coupled(), Fixed(4, 4), StopRules((), 160)
     )
-    sequence = Decoded.start(0, PROMPTS[1], PARAMS["greedy"])
+    sequence = Generation.start(0, PROMPTS[1], PARAMS["greedy"])
     decoder.open(sequence)
     for _ in range(8):
         decoder.step([sequence])
@@ -331,7 +331,7 @@ def test_the_cache_is_calibrated_bit_for_bit(calibrated: bool) -> None:
 # The process:
 
 
-def steps(decoder: AutoregressiveDecoder, sequence: Decoded, count: int) -> None:
+def steps(decoder: AutoregressiveDecoder, sequence: Generation, count: int) -> None:
     for _ in range(count):
         decoder.step([sequence])
 
@@ -346,7 +346,7 @@ def test_a_process_that_dies_costs_drafts_alone(survived: list[str]) -> None:
         )
         if not strict:
             decoder.isolate()
-        sequence = Decoded.start(0, PROMPTS[0], PARAMS["sampled"])
+        sequence = Generation.start(0, PROMPTS[0], PARAMS["sampled"])
         decoder.open(sequence)
         steps(decoder, sequence, 4)
         assert worker.pid is not None

@@ -28,7 +28,7 @@ from paceline.policy.controller import Fixed
 from paceline.proof.compare import max_error, target_joint
 from paceline.proof.tabular import TabularModel, TabularTarget, processed
 from paceline.runtimes.cpu.target import CpuTarget
-from paceline.sampling.sequence import Sequence as Decoded
+from paceline.sampling.generation import Generation
 from paceline.trees.deterministic import SharedNoise
 from paceline.trees.drawn import Iid
 from paceline.verifiers.base import Verifier
@@ -202,7 +202,7 @@ def test_a_failure_half_way_is_made_good() -> None:
 
 
 def drafts(made: Drafter, budget: int = 6) -> list[int]:
-    sequence = Decoded.start(0, [5, 6, 7, 8, 1, 2], SamplingParams())
+    sequence = Generation.start(0, [5, 6, 7, 8, 1, 2], SamplingParams())
     [draft] = made.propose([sequence], [Budget(budget, budget)])
     tokens: list[int] = draft.tokens.tolist()
     return tokens
@@ -235,7 +235,7 @@ def test_the_text_is_that_of_plain_decoding(
         rules = StopRules((), 160)
         decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(4, 4), rules)
         prompts = [[5, 6, 7, 8], list(range(40)), [9, 9, 3]]
-        done = decode_all(decoder, [Decoded.start(i, p, params) for i, p in enumerate(prompts)])
+        done = decode_all(decoder, [Generation.start(i, p, params) for i, p in enumerate(prompts)])
         texts.append([each.generated for each in done])
     assert texts[0] == texts[1]
     assert sum(each.stats.accepted_tokens for each in done) > 0

@@ -17,7 +17,7 @@ from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
 from paceline.drafters.candidates import evidence_rates, length_kind, spread_kind
 from paceline.errors import InvalidOption
 from paceline.methods.suffix_decoding import SuffixDecoding
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.candidates import FLOOR
 
 Text = tuple[int, ...]
@@ -123,11 +123,11 @@ def one_context(source: Source, context: Text, budget: Budget, width: int) -> li
     return sorted(scores, reverse=True)[: budget.nodes]
 
 
-def start(tokens: list[int], id: int = 0) -> Sequence:
-    return Sequence.start(id, tokens, SamplingParams())
+def start(tokens: list[int], id: int = 0) -> Generation:
+    return Generation.start(id, tokens, SamplingParams())
 
 
-def propose(drafter: SuffixDecoding, sequence: Sequence, budget: Budget) -> TokenTree:
+def propose(drafter: SuffixDecoding, sequence: Generation, budget: Budget) -> TokenTree:
     [draft] = drafter.propose([sequence], [budget])
     return draft
 

@@ -13,7 +13,7 @@ from paceline.core import tree as trees
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
 from paceline.errors import InvalidOption
 from paceline.methods.suffix_tree import DEPTH, Mode, SuffixTree, SuffixTrees
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 Text = list[int]
 TEXT = st.lists(st.integers(0, 2), max_size=24)
@@ -150,7 +150,7 @@ def shares(draft: TokenTree, text: Text, known: list[Counter[tuple[int, ...]]]) 
 
 
 def propose(drafter: SuffixTrees, tokens: Text, budget: Budget) -> list[TokenTree]:
-    sequence = Sequence.start(99, tokens, SamplingParams())
+    sequence = Generation.start(99, tokens, SamplingParams())
     drafter.open(sequence)
     found = drafter.propose([sequence], [budget])
     drafter._own.clear()
@@ -158,7 +158,7 @@ def propose(drafter: SuffixTrees, tokens: Text, budget: Budget) -> list[TokenTre
 
 
 def run(drafter: SuffixTrees, number: int, prompt: Text, output: Text) -> None:
-    sequence = Sequence.start(number, prompt, SamplingParams())
+    sequence = Generation.start(number, prompt, SamplingParams())
     drafter.open(sequence)
     for token in output:
         sequence.tokens.append(token)

@@ -19,7 +19,7 @@ from paceline.errors import InvalidOption
 from paceline.methods.datastore.drafter import build
 from paceline.methods.trigram_search import Trigrams, TrigramSearch, search
 from paceline.proof.tabular import TabularModel, TabularTarget
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 Text = list[int]
 TEXT = st.lists(st.integers(0, 3), max_size=60)
@@ -146,7 +146,7 @@ def test_trials_go_to_likely_paths_and_rollouts_are_random() -> None:
 
 
 def draft(drafter: TrigramSearch, text: Text, nodes: int = 64) -> TokenTree:
-    sequence = Sequence.start(0, text, SamplingParams())
+    sequence = Generation.start(0, text, SamplingParams())
     drafter.open(sequence)
     [found] = drafter.propose([sequence], [Budget(nodes, 8)])
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from paceline.methods.jacobi import Jacobi
 from paceline.proof.compare import max_error, target_joint
 from paceline.proof.tabular import DistributionOf, TabularModel, TabularTarget
 from paceline.sampling.distributions import from_dense
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.block import Block
 from paceline.verifiers.rejection import Rejection
@@ -34,17 +34,19 @@ class ReportsLowerRows(Drafter):
         self._drafter = drafter
         self._lower = lower
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._drafter.open(sequence)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         drafts = self._drafter.propose(sequences, budgets)
         return [self._misreport(s, d) for s, d in zip(sequences, drafts, strict=True)]
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._drafter.close(sequence)
 
-    def _misreport(self, sequence: Sequence, draft: TokenTree) -> TokenTree:
+    def _misreport(self, sequence: Generation, draft: TokenTree) -> TokenTree:
         if draft.sampling is None:
             return draft
         context = tuple(sequence.tokens)
@@ -61,11 +63,13 @@ class JacobiWithOldRows(Jacobi):
     name: ClassVar[str] = "jacobi-with-old-rows"
     _reported: dict[int, Distribution]
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         super().open(sequence)
         self._reported = {}
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         [sequence], [draft] = sequences, super().propose(sequences, budgets)
         if draft.sampling is None:
             return [draft]

@@ -19,7 +19,7 @@ from tests.models.golden_denoisers import BLOCK, CONFIGS, MASK, PAGE, PROMPT, TO
 from tokenizers import pre_tokenizers
 
 from paceline.core.target import Rows
-from paceline.core.types import Denoises
+from paceline.core.types import CanvasTraits
 from paceline.errors import InvalidOption, ModelError
 from paceline.models.source import DirectorySource, resolve
 from paceline.models.tokenizer import tokenizer_from_directory
@@ -235,7 +235,7 @@ def test_logits_are_those_of_the_reference(name: str, runtime: str, tmp_path: Pa
 class Filling:
     """A canvas, the laws of its places, and what was read at each forward."""
 
-    def __init__(self, made: Any, facts: Denoises, tokens: list[int]) -> None:
+    def __init__(self, made: Any, facts: CanvasTraits, tokens: list[int]) -> None:
         self.made, self.facts, self.tokens = made, facts, tokens
         self.reads: list[list[int]] = []
 
@@ -351,11 +351,11 @@ def test_samplers_fill_as_the_reference_at_temperature_zero(
 # --- facts ------------------------------------------------------------------------------------
 
 FACTS = {
-    "llada": Denoises(MASK, "full"),
-    "Dream": Denoises(MASK, "full", shifted=True),
-    "sdar": Denoises(MASK, "block", BLOCK),
-    "Fast_dLLM_Qwen": Denoises(MASK, "block", BLOCK, shifted=True),
-    "wedlm": Denoises(MASK, "order", autoregressive=True),
+    "llada": CanvasTraits(MASK, "full"),
+    "Dream": CanvasTraits(MASK, "full", shifted=True),
+    "sdar": CanvasTraits(MASK, "block", BLOCK),
+    "Fast_dLLM_Qwen": CanvasTraits(MASK, "block", BLOCK, shifted=True),
+    "wedlm": CanvasTraits(MASK, "order", autoregressive=True),
 }
 
 
@@ -388,7 +388,7 @@ def test_the_mask_token_is_else_that_of_the_tokenizer_or_the_family(
     assert found(tmp_path, "mask=7").mask == 7
 
 
-def found(path: Path, options: Any = None) -> Denoises:
+def found(path: Path, options: Any = None) -> CanvasTraits:
     facts = resolve(str(path), denoiser=options).config.denoises
     assert facts is not None
     return facts
@@ -404,7 +404,7 @@ def test_options_go_before_files(tmp_path: Path) -> None:
         "shift": False,
         "autoregressive": True,
     }
-    expected = Denoises(5, "block", 8, autoregressive=True)
+    expected = CanvasTraits(5, "block", 8, autoregressive=True)
     assert found(tmp_path, text) == found(tmp_path, given) == expected
 
 
@@ -421,9 +421,9 @@ def test_a_model_of_any_family_says_its_facts_itself(tmp_path: Path) -> None:
     entries = json.loads(path.read_text())
     assert resolve(str(tmp_path)).config.denoises is None
     plain = {"mask": 9, "attention": "full"}
-    assert found(tmp_path, plain) == Denoises(9, "full")
+    assert found(tmp_path, plain) == CanvasTraits(9, "full")
     path.write_text(json.dumps({**entries, "denoiser": own}))
-    assert found(tmp_path) == Denoises(9, "block", 16, shifted=True, autoregressive=True)
+    assert found(tmp_path) == CanvasTraits(9, "block", 16, shifted=True, autoregressive=True)
     path.write_text(json.dumps({**entries, "denoiser": own | {"colour": 1}}))
     with pytest.raises(InvalidOption, match="no option 'colour'"):
         found(tmp_path)

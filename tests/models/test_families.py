@@ -450,8 +450,10 @@ def test_what_no_family_has_is_refused(entry: dict[str, Any], message: str) -> N
         hf_config({**whole, **entry})
 
 
-def _before_norm(ops: ReferenceOps, x: Any, name: str, *, plus: Any = None, heads: int = 1) -> Any:
-    return NORM(ops, x, name, plus=plus, heads=heads) if heads == 1 else x
+def _before_norm(
+    ops: ReferenceOps, x: Any, name: str, *, residual: Any = None, heads: int = 1
+) -> Any:
+    return NORM(ops, x, name, residual=residual, heads=heads) if heads == 1 else x
 
 
 def _behind_gate(ops: ReferenceOps, x: Any, names: Any, **more: Any) -> Any:

@@ -88,7 +88,7 @@ class Mixture:
         """Weights and result by the reference, for which this is `Formats`."""
         ops: Any = Scored(self, self.known.get, EPS, None)
         weights = ops.route(scores, "router", self.experts)
-        return weights, ops.mix(x, weights, "e", self.experts, activation="silu", plus=more)
+        return weights, ops.mix(x, weights, "e", self.experts, activation="silu", residual=more)
 
     def vector(self, name: str) -> Any:
         return self.norm if name == "router_norm" else None

@@ -86,7 +86,7 @@ class Product:
         norm = None if self.norm is None else "norm"
         if self.gate:
             return ops.gated(x, names, activation=self.gate, norm=norm)
-        return ops.linear(x, names, norm=norm, scale=self.scale, plus=residual)
+        return ops.linear(x, names, norm=norm, scale=self.scale, residual=residual)
 
     def vector(self, name: str) -> Any:
         return self.known[name]

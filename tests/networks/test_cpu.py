@@ -198,7 +198,7 @@ def test_context_and_draft_rows_are_not_summed() -> None:
     ops = runner._parts.ops(Sights())
     context, draft = ops.loaded("features", 0, 64), ops.loaded("above", 1, 64)
     with pytest.raises(AssertionError, match="context and draft rows"):
-        ops.linear(context, ["step.down.residual"], plus=draft)
+        ops.linear(context, ["step.down.residual"], residual=draft)
 
 
 def test_odd_widths_are_named() -> None:

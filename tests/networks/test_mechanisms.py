@@ -182,7 +182,9 @@ class Unattentive(Clover):
     def _decode(self, ops: Ops, state: Rows, embeddings: Rows) -> Rows:
         asking = ops.norm(embeddings, "embed_norm")
         return add_feed_forward(
-            ops, layer_names("decoder"), ops.linear(asking, ["decoder.token.residual"], plus=state)
+            ops,
+            layer_names("decoder"),
+            ops.linear(asking, ["decoder.token.residual"], residual=state),
         )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from paceline.core import tree as trees
 from paceline.core.types import UNLIMITED, Budget, IntArray, SamplingParams, Speculation, Verdict
 from paceline.policy.controller import Controller, Fixed
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 Acceptance = Callable[[int, int], float]
 """From step and sequence id to the chance that a drafted token stands, given those before it."""
@@ -53,10 +52,11 @@ class Plain(Fixed):
         super().__init__(0, 0)
 
 
-def start(count: int, speculations: List[Speculation] = ()) -> list[Sequence]:
+def start(count: int, speculations: Sequence[Speculation] = ()) -> list[Generation]:
     rules = [*speculations, *[UNLIMITED] * count][:count]
     return [
-        Sequence.start(id, [1], SamplingParams(), speculation=rule) for id, rule in enumerate(rules)
+        Generation.start(id, [1], SamplingParams(), speculation=rule)
+        for id, rule in enumerate(rules)
     ]
 
 
@@ -65,7 +65,7 @@ def play(
     machine: Machine,
     acceptance: Acceptance,
     *,
-    sequences: int | List[Sequence] = 1,
+    sequences: int | Sequence[Generation] = 1,
     steps: int = 1500,
     seed: int = 0,
 ) -> Play:

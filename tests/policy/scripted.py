@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,7 +13,7 @@ from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.policy.controller import Controller
 from paceline.policy.cost import SIZES, CostModel
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.base import walk
 
 STEP = 10.0  # seconds of a plain forward: beside them the time of the code under test is nothing
@@ -61,14 +60,16 @@ class Scripted(Drafter):
         self.seconds = 0.0
         self.drafts = 0
 
-    def unread(self, sequence: Sequence) -> int:
+    def unread(self, sequence: Generation) -> int:
         known = self._known.get(sequence.id, 0)
         return min(64, len(sequence.tokens) - known) if self._reading else 0
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         return [self._one(*each) for each in zip(sequences, budgets, strict=True)]
 
-    def _one(self, sequence: Sequence, budget: Budget) -> TokenTree:
+    def _one(self, sequence: Generation, budget: Budget) -> TokenTree:
         begin = len(sequence.tokens)
         chance = self._chance(begin)
         if not (budget.nodes and budget.depth):
@@ -140,7 +141,7 @@ def play(
     """Decode so many tokens for each sequence, ids from `first`; plainly without a controller."""
     luck = np.random.default_rng([seed, first])
     running = [
-        Sequence.start(
+        Generation.start(
             id,
             [truth(place) for place in range(prompt + 13 * id)],
             SamplingParams(max_new_tokens=tokens),

@@ -23,7 +23,7 @@ from paceline.core.types import (
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_model import MARGIN, ChainReach, CostModelController, Sizing, best_depths
 from paceline.sampling.distributions import from_dense
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 SIZES = (1, 2, 4, 8, 16, 32)
 curves = st.builds(
@@ -32,8 +32,8 @@ curves = st.builds(
 )
 
 
-def batch(size: int, context: int = 1) -> list[Sequence]:
-    return [Sequence.start(i, [1] * context, SamplingParams()) for i in range(size)]
+def batch(size: int, context: int = 1) -> list[Generation]:
+    return [Generation.start(i, [1] * context, SamplingParams()) for i in range(size)]
 
 
 def knee() -> CostModel:
@@ -146,7 +146,7 @@ def drawn(length: int) -> TokenTree:
 
 
 def play(
-    controller: CostModelController, sequences: list[Sequence], rates: list[float], steps: int
+    controller: CostModelController, sequences: list[Generation], rates: list[float], steps: int
 ) -> list[list[int]]:
     """Lengths of drawn chains by step, each token of sequence i standing with chance `rates[i]`."""
     generator = np.random.default_rng(3)

@@ -6,14 +6,14 @@ from paceline.core import tree as trees
 from paceline.core.types import Budget, SamplingParams, Verdict
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_model import ChainSizer
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 CHEAP = CostModel((1, 16), [1.0, 1.1])
 DEAR = CostModel((1, 16), [1.0, 16.0])
 
 
-def batch(*ids: int) -> list[Sequence]:
-    return [Sequence.start(id, [1], SamplingParams()) for id in ids]
+def batch(*ids: int) -> list[Generation]:
+    return [Generation.start(id, [1], SamplingParams()) for id in ids]
 
 
 def test_what_does_not_pay_is_tried_with_one_token_now_and_then() -> None:

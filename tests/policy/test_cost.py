@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from pathlib import Path
 from time import sleep
 
@@ -38,7 +38,7 @@ class Watched(TabularTarget):
         self.caches.append(super().open())
         return self.caches[-1]
 
-    def forward(self, passes: List[Rows]) -> list[Output]:
+    def forward(self, passes: Sequence[Rows]) -> list[Output]:
         outputs = super().forward(passes)
         self.rows.append(sum(len(output.logits) for output in outputs))
         assert all(
@@ -194,7 +194,7 @@ def test_measuring_leaves_the_target_as_it_was() -> None:
 
 def test_a_failed_measurement_releases_its_cache() -> None:
     class Failing(Watched):
-        def forward(self, passes: List[Rows]) -> list[Output]:
+        def forward(self, passes: Sequence[Rows]) -> list[Output]:
             raise RuntimeError("device lost")
 
     target = Failing()
@@ -228,7 +228,7 @@ def test_the_measurement_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_start_takes_no_longer_than_it_may_and_knows_every_size() -> None:
     class Slow(Watched):
-        def forward(self, passes: List[Rows]) -> list[Output]:
+        def forward(self, passes: Sequence[Rows]) -> list[Output]:
             out = super().forward(passes)
             sleep(0.002 * self.rows[-1])
             return out

@@ -18,13 +18,13 @@ from paceline.policy.cost import CostModel
 from paceline.policy.cost_model import MARGIN, CostModelController
 from paceline.policy.draft_gate import DraftCost
 from paceline.sampling.distributions import from_dense
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 SIZES = (1, 2, 4, 8, 16, 32)
 
 
-def batch(size: int) -> list[Sequence]:
-    return [Sequence.start(i, [1], SamplingParams()) for i in range(size)]
+def batch(size: int) -> list[Generation]:
+    return [Generation.start(i, [1], SamplingParams()) for i in range(size)]
 
 
 def costs(seconds: Callable[[int], float]) -> CostModel:
@@ -249,7 +249,7 @@ def test_a_step_without_drafts_does_not_undo_the_choice() -> None:
         assert controller.budgets(sequences) == [Budget(0, 0)]
 
 
-def count(controller: CostModelController, sequence: Sequence) -> int:
+def count(controller: CostModelController, sequence: Generation) -> int:
     """How many of ten equal candidates a sequence has verified."""
     draft = scored([ROOT] * 10, [0.1] * 10)
     [chosen] = controller.select([sequence], [draft])
@@ -268,7 +268,7 @@ def test_estimates_are_calibrated_per_sequence() -> None:
     assert count(controller, unlucky) == 0
     controller.close(unlucky)
     controller.close(unlucky)
-    newcomer = Sequence.start(2, [1], SamplingParams())
+    newcomer = Generation.start(2, [1], SamplingParams())
     assert count(controller, unlucky) == count(controller, newcomer)  # only the shared part left
 
 

@@ -9,15 +9,15 @@ from paceline.core.types import Budget, SamplingParams, Verdict
 from paceline.errors import InvalidOption
 from paceline.policy.controller import ControllerContext, Fixed
 from paceline.policy.cost import CostModel
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 def no_costs() -> CostModel:
     raise AssertionError("a fixed size needs no measurement")
 
 
-def batch(size: int) -> list[Sequence]:
-    return [Sequence.start(i, [1], SamplingParams()) for i in range(size)]
+def batch(size: int) -> list[Generation]:
+    return [Generation.start(i, [1], SamplingParams()) for i in range(size)]
 
 
 @pytest.mark.parametrize(

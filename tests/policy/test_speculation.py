@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from paceline.policy.controller import Controller, Fixed
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_model import CostModelController
 from paceline.proof.tabular import TabularModel, TabularTarget
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Coupled
 
 VOCABULARY = 320
@@ -60,7 +59,9 @@ class Watched(Recycling):
         super().__init__(VOCABULARY)
         self.drafted: dict[int, list[tuple[int, int]]] = {}
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         drafts = super().propose(sequences, budgets)
         for sequence, draft in zip(sequences, drafts, strict=True):
             depth = int(trees.depths(draft).max(initial=0))

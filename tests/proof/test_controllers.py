@@ -7,8 +7,7 @@ accepted, so that controllers that watch the clock decide by history too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -41,9 +40,9 @@ from paceline.proof.cases import FunctionDrafter, Propose, grown, likely_chain, 
 from paceline.proof.compare import max_error, target_joint
 from paceline.proof.oracle import Joint, ScriptedRandomness, enumerate_distribution
 from paceline.proof.tabular import DistributionOf, TabularModel, TabularTarget, processed
+from paceline.sampling.generation import Generation
 from paceline.sampling.gumbel import GumbelNoise
 from paceline.sampling.randomness import Draw, KeyedRandomness, Purpose, Randomness
-from paceline.sampling.sequence import Sequence
 from paceline.trees.deterministic import SharedNoise
 from paceline.trees.drawn import Branching
 from paceline.verifiers.base import Verifier
@@ -78,20 +77,22 @@ class Timed(Controller):
         self._seen = seen
         self._round = 0
 
-    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+    def budgets(self, sequences: Sequence[Generation]) -> list[Budget]:
         budgets = self._inner.budgets(sequences)
         self._round += 1
         self._seen.setdefault(self._round, set()).add((budgets[0].nodes, budgets[0].depth))
         return budgets
 
-    def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
+    def select(
+        self, sequences: Sequence[Generation], drafts: Sequence[TokenTree]
+    ) -> list[TokenTree]:
         return self._inner.select(sequences, drafts)
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
         draft_seconds: float,
         forward_seconds: float,
     ) -> None:
@@ -102,7 +103,7 @@ class Timed(Controller):
             sequences, drafts, verdicts, 0.02 * rows, 1 + 0.3 * rows - 0.1 * accepted + parity
         )
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._inner.close(sequence)
 
 
@@ -198,7 +199,7 @@ def loop(
     make_drafter: Callable[[], Drafter],
     make_controller: Callable[[], Controller],
     params: SamplingParams = PARAMS,
-    speculations: List[Speculation] = (Speculation(),),
+    speculations: Sequence[Speculation] = (Speculation(),),
 ) -> Callable[[Randomness], tuple[int, ...]]:
     """The decode loop on a batch, one sequence per entry of `speculations`; outputs in a row."""
 
@@ -208,7 +209,7 @@ def loop(
             target, make_drafter(), verifier, make_controller(), StopRules((), 4096)
         )
         sequences = [
-            Sequence.start(id, PROMPT, params, speculation=each)
+            Generation.start(id, PROMPT, params, speculation=each)
             for id, each in enumerate(speculations)
         ]
         for sequence in sequences:
@@ -272,12 +273,14 @@ def test_sequences_of_a_batch_stay_independent(name: str, rule: str) -> None:
 class Turns(Choose):
     """Notes whose turn it was, and takes its time by what was accepted."""
 
-    def __init__(self, parts: List[Drafter], seen: Seen) -> None:
+    def __init__(self, parts: Sequence[Drafter], seen: Seen) -> None:
         super().__init__(parts, clock=lambda: self._now)
         self._seen = seen
         self._round = self._now = 0
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         out = super().propose(sequences, budgets)
         self._round += 1
         self._seen.setdefault(self._round, set()).add(tuple(self._chosen.values()))
@@ -285,10 +288,10 @@ class Turns(Choose):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         self._now += 1 + len(drafts[0]) + sequences[0].tokens[-1]
         super().observe(sequences, drafts, verdicts, outputs)
@@ -306,7 +309,7 @@ def test_drafters_by_turns_keep_the_law() -> None:
     for name, (verifier, *drafts) in parts.items():
         seen: Seen = {}
 
-        def make(drafts: List[Propose] = drafts, seen: Seen = seen) -> Drafter:
+        def make(drafts: Sequence[Propose] = drafts, seen: Seen = seen) -> Drafter:
             return Turns([*map(FunctionDrafter, drafts), NoDrafter()], seen)
 
         params = replace(PARAMS, max_new_tokens=5)
@@ -340,7 +343,9 @@ def test_coupled_emits_the_tokens_of_plain_decoding(name: str, temperature: floa
 class Meddler(Fixed):
     """Wrong: stops a drawn chain before the first token that its drafter thought unlikely."""
 
-    def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
+    def select(
+        self, sequences: Sequence[Generation], drafts: Sequence[TokenTree]
+    ) -> list[TokenTree]:
         return [self._cut(draft) for draft in drafts]
 
     def _cut(self, draft: TokenTree) -> TokenTree:
@@ -358,17 +363,19 @@ class Meddler(Fixed):
 class Pruner(Fixed):
     """The same by the tool for deterministic drafts."""
 
-    def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
+    def select(
+        self, sequences: Sequence[Generation], drafts: Sequence[TokenTree]
+    ) -> list[TokenTree]:
         return [trees.take(draft, np.arange(len(draft) - 1)) for draft in drafts]
 
 
 class Clairvoyant(Fixed):
     """Wrong: sets the budget ahead, but by the token that will be drawn."""
 
-    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+    def budgets(self, sequences: Sequence[Generation]) -> list[Budget]:
         return [self._by_the_future(sequence) for sequence in sequences]
 
-    def _by_the_future(self, sequence: Sequence) -> Budget:
+    def _by_the_future(self, sequence: Generation) -> Budget:
         q = law_of_drafts(2)(tuple(sequence.tokens))
         position = len(sequence.tokens)
         draw = Draw(position, Purpose.DRAFT, 0, position - 1)

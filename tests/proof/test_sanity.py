@@ -20,8 +20,8 @@ from paceline.proof.tabular import (
     TabularTarget,
     processed,
 )
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Randomness
-from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.matching import SampleMatch
 from paceline.verifiers.rejection import Rejection
@@ -104,7 +104,7 @@ def test_counters_of_the_loop_show_the_analytic_block_efficiency(depth: int) -> 
         Fixed(depth, depth),
         StopRules((), 10_000),
     )
-    sequence = Sequence.start(0, [0], params)
+    sequence = Generation.start(0, [0], params)
     decoder.open(sequence)
     while sequence.finish_reason is None:
         decoder.step([sequence])
@@ -132,7 +132,7 @@ def test_a_useless_drafter_costs_no_tokens() -> None:
         Fixed(4, 4),
         StopRules((), 100),
     )
-    sequence = Sequence.start(0, [0], SamplingParams(max_new_tokens=20))
+    sequence = Generation.start(0, [0], SamplingParams(max_new_tokens=20))
     decoder.open(sequence)
     while sequence.finish_reason is None:
         decoder.step([sequence])

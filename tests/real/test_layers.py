@@ -9,7 +9,7 @@ from tests.real.prompts import PROMPTS
 from paceline import SamplingParams
 from paceline.drafters.resources import Loaded
 from paceline.registry.loading import make_engine
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 pytestmark = pytest.mark.real
 
@@ -46,7 +46,7 @@ def test_the_cache_is_that_of_the_text(loaded: Loaded, drafter: str) -> None:
     engine = make_engine(loaded, drafter=drafter, nodes=4, depth=4)
     decoder, target = engine.decoder, loaded.target
     prompt = loaded.tokenizer.encode("The days of the week are Monday, Tuesday,")
-    sequence = Sequence.start(0, prompt, SamplingParams(max_new_tokens=64, ignore_eos=True))
+    sequence = Generation.start(0, prompt, SamplingParams(max_new_tokens=64, ignore_eos=True))
     decoder.open(sequence)
     for _ in range(20):
         decoder.step([sequence])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -14,7 +14,7 @@ from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.recycling import Recycling
 from paceline.drafters.resources import Loaded
 from paceline.registry.loading import load_model, make_engine
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.base import TreeExpansion
 from paceline.trees.deterministic import ExpandRerank, Static
 from paceline.trees.shapes import MEDUSA, RankCounts, from_rank_accuracies
@@ -52,7 +52,9 @@ class Counting(Recycling):
     counts: RankCounts
     drafted: dict[int, tuple[int, TokenTree]]
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         drafts = super().propose(sequences, budgets)
         for sequence, draft in zip(sequences, drafts, strict=True):
             self.drafted[sequence.id] = len(sequence.tokens), draft
@@ -60,10 +62,10 @@ class Counting(Recycling):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         super().observe(sequences, drafts, verdicts, outputs)
         for sequence in sequences:

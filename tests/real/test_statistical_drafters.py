@@ -22,7 +22,7 @@ from paceline.methods.statistics.stand import Stand
 from paceline.methods.suffix_tree import SuffixTrees
 from paceline.methods.trigram_search import TrigramSearch
 from paceline.policy.controller import Fixed
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.matching import Coupled
 from paceline.verifiers.recursive import RecursiveDistinct
@@ -57,7 +57,7 @@ def decode(
     decoder = AutoregressiveDecoder(loaded.target, drafter, rule, Fixed(7, 5), stops)
     prompts = [loaded.tokenizer.chat([{"role": "user", "content": text}]) for text in PICKED]
     sequences = [
-        Sequence.start(i, prompt, p)
+        Generation.start(i, prompt, p)
         for i, (prompt, p) in enumerate(zip(prompts, params, strict=False))
     ]
     decode_all(decoder, sequences)

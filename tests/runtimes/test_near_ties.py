@@ -28,7 +28,7 @@ from paceline.policy.controller import Fixed
 from paceline.registry.loading import load_model, make_engine
 from paceline.runtimes.torch import target as runtime
 from paceline.runtimes.torch.target import TorchTarget
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.deterministic import SharedNoise
 from paceline.verifiers.matching import Coupled
 
@@ -77,7 +77,7 @@ def drafter(name: str) -> Drafter:
 
 def generate(
     target: Target, proposer: Drafter, prompts: list[list[int]], params: SamplingParams
-) -> list[Sequence]:
+) -> list[Generation]:
     """Decode a batch to its end."""
     stops = StopRules((), CONFIG.max_context)
     decoder = AutoregressiveDecoder(target, proposer, Coupled(), Fixed(12, 5), stops)
@@ -101,7 +101,7 @@ def test_in_float64_speculation_changes_no_token(
     target: Target, expected: dict[str, list[list[int]]], name: str, params: str, batch: int
 ) -> None:
     proposer = drafter(name)
-    found: list[Sequence] = []
+    found: list[Generation] = []
     for start in range(0, 3, batch):
         found += generate(target, proposer, TINY_PROMPTS[start : start + batch], PARAMS[params])
     assert [sequence.generated for sequence in found] == expected[params]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def pool(blocks: int, keep: int | None = None) -> BlockPool:
     return BlockPool(layers=1, kv_heads=1, head_dim=1, blocks=blocks, keep=keep)
 
 
-def append(cache: PagedCache, tokens: List[int]) -> None:
+def append(cache: PagedCache, tokens: Sequence[int]) -> None:
     cache.reserve(len(tokens))
     for position, token in enumerate(tokens, start=cache.length):
         cache.pool.memory[:, cache.blocks[position // BLOCK], :, position % BLOCK] = token
@@ -29,7 +29,7 @@ def read(cache: PagedCache) -> list[int]:
     return rows[: cache.length].tolist()
 
 
-def begun(memory: BlockPool, tokens: List[int]) -> PagedCache:
+def begun(memory: BlockPool, tokens: Sequence[int]) -> PagedCache:
     """A cache of `tokens` that shares what is known of them."""
     cache = PagedCache(memory)
     cache.share(tokens)

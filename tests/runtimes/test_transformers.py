@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -32,7 +32,7 @@ from paceline.registry.loading import load_model, make_engine
 from paceline.runtimes import transformers as runtime
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.runtimes.transformers import Buffers, Shape, TransformersTarget
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Coupled
 
 TOLERANCE = 1e-4  # float32: kernels with and without a mask add up in different orders
@@ -235,10 +235,12 @@ class Knowing(Drafter):
         self.answers = answers
         self.right: list[int] = []
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         return [self._draft(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
-    def _draft(self, sequence: Sequence, budget: Budget) -> TokenTree:
+    def _draft(self, sequence: Generation, budget: Budget) -> TokenTree:
         done = len(sequence.generated)
         answer = self.answers[tuple(sequence.tokens[: sequence.prompt_length])][done:]
         rng = np.random.default_rng([sequence.prompt_length, done])
@@ -253,7 +255,7 @@ class Knowing(Drafter):
 
 
 def run(
-    target: Target, prompts: List[list[int]], params: SamplingParams, drafter: Drafter
+    target: Target, prompts: Sequence[list[int]], params: SamplingParams, drafter: Drafter
 ) -> list[list[int]]:
     stops = StopRules((), 2048)
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(16, 4), stops)
@@ -459,7 +461,7 @@ def test_pools_hold_sequences_of_one_length(monkeypatch: pytest.MonkeyPatch) -> 
     expected = [run(target, [prompt], GREEDY, NoDrafter())[0] for prompt in prompts]
     forward = target.forward
 
-    def watched(passes: List[Rows]) -> Any:
+    def watched(passes: Sequence[Rows]) -> Any:
         steps.append([p.cache.length for p in passes if p.tree is not None])
         return forward(passes)
 

@@ -28,8 +28,8 @@ from paceline.engine.stopping import StopRules
 from paceline.policy.controller import Fixed
 from paceline.proof.cases import FunctionDrafter, Propose, likely_chain, random_tree, sampled_chain
 from paceline.proof.tabular import DistributionOf, TabularModel, TabularTarget, processed
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Draw, KeyedRandomness, Purpose, Randomness
-from paceline.sampling.sequence import Sequence as Generation
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.matching import Coupled
 

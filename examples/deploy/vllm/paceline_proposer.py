@@ -8,7 +8,7 @@ Written against vLLM 0.32. It verifies chains, so this is suffix decoding along 
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.core.types import Budget, SamplingParams
 from paceline.methods.suffix_decoding import SuffixDecoding
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 class Suffix:
@@ -28,7 +28,7 @@ class Suffix:
         self._drafter = SuffixDecoding(mode="path")
         self._ids = count()
         # By row of the batch: a sequence, and its tokens as the batch had them.
-        self._rows: dict[int, tuple[Sequence, np.ndarray]] = {}
+        self._rows: dict[int, tuple[Generation, np.ndarray]] = {}
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """Load nothing; vLLM calls it."""
@@ -76,7 +76,7 @@ class Suffix:
         row: int,
         place: int,
         text: np.ndarray,
-        before: dict[int, tuple[Sequence, np.ndarray]],
+        before: dict[int, tuple[Generation, np.ndarray]],
     ) -> None:
         # vLLM names no requests, and moves rows: a sequence is the one whose text goes on.
         sequence, known = before.get(place, (None, text))
@@ -87,9 +87,9 @@ class Suffix:
         self._drafter.observe([sequence], [], [], [])
         self._rows[row] = sequence, text
 
-    def _opened(self, text: np.ndarray, prompt: int) -> tuple[Sequence, np.ndarray]:
-        tokens: List[int] = text.tolist()
-        sequence = Sequence.start(next(self._ids), tokens[:prompt], SamplingParams())
+    def _opened(self, text: np.ndarray, prompt: int) -> tuple[Generation, np.ndarray]:
+        tokens: Sequence[int] = text.tolist()
+        sequence = Generation.start(next(self._ids), tokens[:prompt], SamplingParams())
         sequence.tokens += tokens[prompt:]
         self._drafter.open(sequence)
         return sequence, text

@@ -23,7 +23,7 @@ from paceline.cli.output import (
     telling,
 )
 from paceline.core.options import check_text, within
-from paceline.core.types import Denoising, SamplingParams
+from paceline.core.types import CanvasParams, SamplingParams
 from paceline.errors import InvalidOption, PromptError
 from paceline.models.grammar import constraint_of
 from paceline.registry import table as registry
@@ -95,7 +95,7 @@ def generate(
         logprobs=logprobs,
     )
     within("--first-of", first_of, 1, 1024)
-    denoising = Denoising(ending=ending, steps=show_steps)  # type: ignore[arg-type]
+    denoising = CanvasParams(ending=ending, steps=show_steps)  # type: ignore[arg-type]
     check_text("--system", system)
     constrain = constraint_of(json_schema, regex, grammar)
     several = {
@@ -134,7 +134,7 @@ def generate(
             completion = found.completion
         else:
             given["constraint"] = constrain and constrain(engine.grammar)
-            denoise = None if denoising == Denoising() else denoising
+            denoise = None if denoising == CanvasParams() else denoising
             request = engine.add(text, params, **given, denoising=denoise)
             completion = follow(engine, request, interrupt, show)
     if as_json:

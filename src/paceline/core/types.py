@@ -204,7 +204,7 @@ Attention = Literal["full", "block", "order", "causal"]
 
 
 @dataclass(frozen=True, slots=True)
-class Denoises:
+class CanvasTraits:
     """How a model fills a canvas.
 
     Attributes:
@@ -227,7 +227,7 @@ class Denoises:
 
 
 @dataclass(frozen=True, slots=True)
-class Denoising:
+class CanvasParams:
     """How a request fills its canvas; None leaves a part to the model's default.
 
     Attributes:
@@ -300,7 +300,7 @@ class Capabilities:
     paged: bool = False
     timed: bool = False
     head: tuple[int, ...] | None = None
-    denoises: Denoises | None = None
+    denoises: CanvasTraits | None = None
     rollback: int | None = None
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 from paceline.core.metrics import Clock
 from paceline.core.target import Rows, Target
-from paceline.core.types import Denoises, Denoising, SamplingParams
+from paceline.core.types import CanvasParams, CanvasTraits, SamplingParams
 from paceline.denoising.caches import CachePlan
 from paceline.denoising.distributions import Distributions
 from paceline.denoising.process import Context, Process, Sampler, Terms
@@ -18,13 +17,13 @@ from paceline.engine.decoder import Commit, Decoder
 from paceline.engine.prefill import Chunk
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
-NO_OPTIONS = Denoising()
+NO_OPTIONS = CanvasParams()
 
 
 # From the options of a request: its sampler and its cache plan. Raises InvalidOption.
-MakeParts = Callable[[Denoising, Denoises], tuple[Sampler, CachePlan]]
+MakeParts = Callable[[CanvasParams, CanvasTraits], tuple[Sampler, CachePlan]]
 
 
 @dataclass(slots=True)
@@ -44,10 +43,10 @@ class DenoisingDecoder(Decoder):
     def __init__(
         self,
         target: Target,
-        facts: Denoises,
+        facts: CanvasTraits,
         stops: StopRules,
         make_parts: MakeParts,
-        default: Denoising = NO_OPTIONS,
+        default: CanvasParams = NO_OPTIONS,
     ) -> None:
         """Bind the parts; `default` holds the options of requests that leave them out."""
         super().__init__(target, stops)
@@ -60,7 +59,7 @@ class DenoisingDecoder(Decoder):
         return f"denoising {self._default}"
 
     def check(
-        self, params: SamplingParams, denoising: Denoising | None, constrained: bool = False
+        self, params: SamplingParams, denoising: CanvasParams | None, constrained: bool = False
     ) -> None:
         options = self._options(denoising)
         sampler, plan = self._make_parts(options, self.facts)
@@ -97,7 +96,7 @@ class DenoisingDecoder(Decoder):
                     f"{params.max_new_tokens}: raise it, or leave that token out"
                 )
 
-    def _open(self, sequence: Sequence, sibling: Sequence | None) -> None:
+    def _open(self, sequence: Generation, sibling: Generation | None) -> None:
         # One that was preempted keeps its process, which fills the same again.
         if sequence.work is None:
             options = self._options(sequence.denoising)
@@ -106,7 +105,7 @@ class DenoisingDecoder(Decoder):
             sequence.work = _Work(process, options.steps)
         sequence.cache = self.target.open()
 
-    def _context(self, sequence: Sequence, options: Denoising, plan: CachePlan) -> Context:
+    def _context(self, sequence: Generation, options: CanvasParams, plan: CachePlan) -> Context:
         ends = self.stops.ends(sequence.params)
         room = min(
             sequence.params.max_new_tokens,
@@ -115,14 +114,14 @@ class DenoisingDecoder(Decoder):
         distributions = Distributions(sequence, self.facts, ends)
         return Context(sequence, self.facts, options, distributions, room, plan)
 
-    def _options(self, given: Denoising | None) -> Denoising:
+    def _options(self, given: CanvasParams | None) -> CanvasParams:
         if given is None:
             return self._default
         known = {f.name: getattr(given, f.name) for f in fields(given)}
         return replace(self._default, **{k: v for k, v in known.items() if v is not None})
 
     def step(
-        self, sequences: List[Sequence], chunks: List[Chunk] = (), *, drafts: bool = True
+        self, sequences: Sequence[Generation], chunks: Sequence[Chunk] = (), *, drafts: bool = True
     ) -> list[Commit]:
         clock = Clock()
         processes: list[Process] = [each.work.process for each in sequences]
@@ -160,14 +159,14 @@ class DenoisingDecoder(Decoder):
             sequence.stats.add_step(clock, 1 / len(sequences))
         return commits
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Generation) -> None:
         if sequence.cache is not None:
             self.target.release(sequence.cache)
             sequence.cache = None
         if sequence.work is not None:
             sequence.work.process.forget()
 
-    def _commit(self, sequence: Sequence, process: Process) -> Commit:
+    def _commit(self, sequence: Generation, process: Process) -> Commit:
         begin, canvas = len(sequence.tokens), process.canvas
         run = canvas.tokens[begin : canvas.final]
         known = process.logprobs

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.core.types import Denoises, IntArray, LogitArray, ProbArray
+from paceline.core.types import CanvasTraits, IntArray, LogitArray, ProbArray
 from paceline.denoising.canvas import Canvas
+from paceline.sampling.generation import Generation
 from paceline.sampling.processors import listed
 from paceline.sampling.randomness import Draw, Purpose
 from paceline.sampling.sampler import adjusted, peak_of, truncated
-from paceline.sampling.sequence import Sequence
 
 
 class Distributions:
@@ -23,7 +23,7 @@ class Distributions:
     tokens.
     """
 
-    def __init__(self, sequence: Sequence, facts: Denoises, ends: frozenset[int]) -> None:
+    def __init__(self, sequence: Generation, facts: CanvasTraits, ends: frozenset[int]) -> None:
         params = listed(sequence.params)
         self.ends = ends
         self.greedy = params.greedy

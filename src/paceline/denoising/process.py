@@ -11,8 +11,8 @@ import numpy as np
 
 from paceline.core.types import (
     Attention,
-    Denoises,
-    Denoising,
+    CanvasParams,
+    CanvasTraits,
     IntArray,
     LogitArray,
     ProbArray,
@@ -22,8 +22,8 @@ from paceline.core.types import (
 from paceline.denoising.caches import CachePlan
 from paceline.denoising.canvas import Ask, Canvas
 from paceline.denoising.distributions import Distributions
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Randomness
-from paceline.sampling.sequence import Sequence as Request
 
 
 @dataclass
@@ -116,9 +116,9 @@ class Context(NamedTuple):
         plan: which keys are kept.
     """
 
-    request: Request
-    facts: Denoises
-    options: Denoising
+    request: Generation
+    facts: CanvasTraits
+    options: CanvasParams
     distributions: Distributions
     room: int
     plan: CachePlan
@@ -185,7 +185,7 @@ class Terms(NamedTuple):
         constrained: whether a constraint holds the text.
     """
 
-    facts: Denoises
+    facts: CanvasTraits
     plan: CachePlan
     params: SamplingParams
     block: int

@@ -14,8 +14,8 @@ import numpy as np
 from paceline.core.constraint import ConstraintState
 from paceline.core.types import (
     Attention,
-    Denoises,
-    Denoising,
+    CanvasParams,
+    CanvasTraits,
     IntArray,
     LogitArray,
     ProbArray,
@@ -30,7 +30,7 @@ from paceline.sampling.sampler import logprobs, peak_of
 ANY_BLOCK = 8
 
 
-def block_sizes(facts: Denoises, options: Denoising, room: int) -> tuple[int, int]:
+def block_sizes(facts: CanvasTraits, options: CanvasParams, room: int) -> tuple[int, int]:
     """Return the places that are filled together, and the size of an attention block.
 
     Raises InvalidOption if the one does not divide the other.
@@ -67,7 +67,7 @@ def check_parts(sampler: Sampler, terms: Terms) -> None:
     sampler.check(terms)
 
 
-def check_clean_rows(name: str, facts: Denoises) -> None:
+def check_clean_rows(name: str, facts: CanvasTraits) -> None:
     """Raise InvalidOption if clean rows do not predict the next token, as sampler `name` needs."""
     if not facts.autoregressive:
         raise InvalidOption(

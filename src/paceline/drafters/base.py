@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from collections.abc import Sequence as List
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
@@ -22,7 +21,7 @@ from paceline.core.types import (
     Verdict,
 )
 from paceline.drafters.resources import Resources
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.base import Shape
 
 
@@ -91,29 +90,31 @@ class Drafter(Described, ABC):
         """Build the drafter. Raises InvalidOption if an option is unknown or out of range."""
         return cls(**arguments(cls, "drafter", context.options))
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         """Admit a sequence: the prompt, plus generated tokens if it was preempted before."""
 
-    def read(self, sequence: Sequence, features: LogitArray) -> None:
+    def read(self, sequence: Generation, features: LogitArray) -> None:
         """Take the features of a sequence just opened, if needed.
 
         float32 `[rows, 4 * hidden_size]` of its last tokens except the very last: `needs.recent` or
         more, as far as there are any. See `Output.features`.
         """
 
-    def needs_of(self, sequences: List[Sequence]) -> Needs:
+    def needs_of(self, sequences: Sequence[Generation]) -> Needs:
         """Return the needs of the next forward: at most `needs`; `observe` may lack the rest."""
         return self.needs
 
-    def unread(self, sequence: Sequence) -> int:
+    def unread(self, sequence: Generation) -> int:
         """Return the number of tokens that it must read before it can draft for the sequence."""
         return 0
 
     @abstractmethod
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         """Draft one tree per sequence, each within its budget."""
 
-    def forward(self, target: Target, rows: List[Rows]) -> list[Output]:
+    def forward(self, target: Target, rows: Sequence[Rows]) -> list[Output]:
         """Run the forward that verifies the drafts, prompts beside them included.
 
         Override it to go on from layers that were run for drafting. What it returns must be what
@@ -123,10 +124,10 @@ class Drafter(Described, ABC):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         """Learn from a committed step; `sequences` hold the new tokens.
 
@@ -134,7 +135,7 @@ class Drafter(Described, ABC):
         then those of nodes that the verifier added.
         """
 
-    def close(self, sequence: Sequence) -> None: ...
+    def close(self, sequence: Generation) -> None: ...
 
     def notes(self) -> list[str]:
         """Return lines on which of its parts drafted, and why; none if it has no parts."""
@@ -150,5 +151,7 @@ class NoDrafter(Drafter):
     name: ClassVar[str] = "none"
     guarantee = "plain decoding"
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         return [trees.EMPTY] * len(sequences)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable
-from collections.abc import Sequence as List
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -16,7 +15,7 @@ from paceline.drafters.base import Drafter
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import COPY_RATES, SHARED_RATES
 from paceline.policy.draft_gate import DraftGate
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.candidates import FLOOR, CandidateTree, Offer
 
 
@@ -49,7 +48,9 @@ class CandidateDrafter(Drafter, Generic[AnyModel]):
         self._nothing = CandidateTree().tree(self.name)
         self.reset()
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         if self.ranks and not self._gate.learns(budgets):
             return [self._nothing] * len(sequences)
         drafts = []
@@ -61,25 +62,25 @@ class CandidateDrafter(Drafter, Generic[AnyModel]):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for sequence in sequences:
             if not self._left_out(sequence):
                 self._settle(sequence)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._guesses.pop(sequence.id, None)
 
     @abstractmethod
-    def _guess(self, sequence: Sequence, budget: Budget) -> CandidateTree: ...
+    def _guess(self, sequence: Generation, budget: Budget) -> CandidateTree: ...
 
-    def _left_out(self, sequence: Sequence) -> bool:
+    def _left_out(self, sequence: Generation) -> bool:
         return sequence.id not in self._guesses
 
-    def _settle(self, sequence: Sequence) -> tuple[int, CandidateTree]:
+    def _settle(self, sequence: Generation) -> tuple[int, CandidateTree]:
         # Scores the whole open draft, verified or not; returns the position after its root, too.
         begin, guess = self._guesses.pop(sequence.id)
         guess.learn(sequence.tokens[begin:], self._model.rates)
@@ -136,7 +137,7 @@ def evidence_rates(*trusts: float) -> HitRates:
 
 # Source, match length, occurrences with a continuation, and (token, count), the most frequent
 # first.
-Evidence = tuple[int, int, int, List[tuple[int, int]]]
+Evidence = tuple[int, int, int, Sequence[tuple[int, int]]]
 
 
 def weigh(

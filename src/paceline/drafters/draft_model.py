@@ -9,8 +9,7 @@ arXiv:2506.22694).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from collections.abc import Sequence as List
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -27,7 +26,7 @@ from paceline.drafters.network.trees import draft_sampling
 from paceline.drafters.resources import Loaded, Resources
 from paceline.errors import InvalidOption
 from paceline.policy.constants import FIRST_READ, OFTEN
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.base import DistributionRequest, TreeExpansion, expand
 from paceline.trees.choice import expansion_for
 
@@ -71,7 +70,7 @@ class DraftModel(Drafter):
         self._begins: dict[int, int] = {}  # first token that the draft model has read
         self._asked: dict[int, int] = {}  # drafts
         self._short: set[int] = set()  # that have read less than they may
-        self._trunks: dict[int, tuple[int, List[int]]] = {}
+        self._trunks: dict[int, tuple[int, Sequence[int]]] = {}
 
     @classmethod
     def create(cls, context: DrafterContext, model: Loaded | None = None) -> Self:
@@ -106,7 +105,9 @@ class DraftModel(Drafter):
     def _load(cls, resources: Resources, head: Head | None) -> Loaded:
         return resources.draft_model(cls.name, head=head)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         for sequence, budget in zip(sequences, budgets, strict=True):
             if min(budget.nodes, budget.depth) > 0:
                 missing = self._missing(sequence)
@@ -116,7 +117,7 @@ class DraftModel(Drafter):
         self._roll_back(sequences)  # a step that failed half-way left drafted tokens behind
 
         def distributions(
-            indices: List[int], asks: List[DistributionRequest]
+            indices: Sequence[int], asks: Sequence[DistributionRequest]
         ) -> list[list[Distribution]]:
             return self._distributions([sequences[index] for index in indices], asks)
 
@@ -132,22 +133,22 @@ class DraftModel(Drafter):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         self._roll_back(sequences)
 
-    def unread(self, sequence: Sequence) -> int:
+    def unread(self, sequence: Generation) -> int:
         missing = self._missing(sequence)
         return self._behind(sequence) if missing is None else missing
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._asked.pop(sequence.id, None)
         self._drop(sequence)
 
-    def _drop(self, sequence: Sequence) -> None:
+    def _drop(self, sequence: Generation) -> None:
         self._trunks.pop(sequence.id, None)
         self._begins.pop(sequence.id, None)
         self._short.discard(sequence.id)
@@ -155,11 +156,11 @@ class DraftModel(Drafter):
         if cache is not None:
             self._model.release(cache)
 
-    def _behind(self, sequence: Sequence) -> int:
+    def _behind(self, sequence: Generation) -> int:
         cache = self._caches[sequence.id]
         return max(0, len(sequence.tokens) - 1 - self._begins[sequence.id] - int(cache.length))
 
-    def _missing(self, sequence: Sequence) -> int | None:
+    def _missing(self, sequence: Generation) -> int | None:
         # Last tokens before the root to read anew; None if what is cached will do. Of a long prompt
         # only the end: to read it all takes as long as many drafts save. Less for a draft that may
         # be the only one.
@@ -170,7 +171,7 @@ class DraftModel(Drafter):
         short = often and sequence.id in self._short
         return None if known and not short and self._behind(sequence) <= max(most, 1) else most
 
-    def _read(self, sequence: Sequence, tokens: int) -> None:
+    def _read(self, sequence: Generation, tokens: int) -> None:
         # When a draft is first wanted, which in a batch may be never.
         self._drop(sequence)
         begin = len(sequence.tokens) - 1 - tokens
@@ -185,7 +186,7 @@ class DraftModel(Drafter):
         if begin and tokens + 1 < self._recent:
             self._short.add(sequence.id)
 
-    def _roll_back(self, sequences: List[Sequence]) -> None:
+    def _roll_back(self, sequences: Sequence[Generation]) -> None:
         for sequence in sequences:
             if sequence.id not in self._caches:
                 continue
@@ -195,17 +196,17 @@ class DraftModel(Drafter):
             agreed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             self._shorten(sequence, min(begin + agreed, len(sequence.tokens) - 1))
 
-    def _shorten(self, sequence: Sequence, length: int) -> None:
+    def _shorten(self, sequence: Generation, length: int) -> None:
         cache, begin = self._caches[sequence.id], self._begins[sequence.id]
         if cache.length > length - begin:
             self._model.truncate(cache, max(0, length - begin))
 
-    def _room(self, sequence: Sequence) -> int:
+    def _room(self, sequence: Generation) -> int:
         # Remaining tokens of the draft model's context window.
         return max(0, self._model.capabilities.max_context - len(sequence.tokens))
 
     def _distributions(
-        self, sequences: List[Sequence], asks: List[DistributionRequest]
+        self, sequences: Sequence[Generation], asks: Sequence[DistributionRequest]
     ) -> list[list[Distribution]]:
         # The trunk of a tree is fed like committed tokens and stays in the cache: a chain costs one
         # row per token. Branches are fed again at every level, as a draft.
@@ -240,13 +241,15 @@ class DraftModel(Drafter):
             )
         ]
 
-    def _known(self, tokens: List[int]) -> List[int]:
+    def _known(self, tokens: Sequence[int]) -> Sequence[int]:
         # Rows that the draft model lacks are read as another token: a text has hardly any.
         if self._rows >= self._size:
             return tokens
         return [token if token < self._rows else 0 for token in tokens]
 
-    def _distribution(self, sequence: Sequence, row: LogitArray, path: List[int]) -> Distribution:
+    def _distribution(
+        self, sequence: Generation, row: LogitArray, path: Sequence[int]
+    ) -> Distribution:
         sampler, soft = sequence.sampler, self._expansion.soft
         if self._ids is None:
             return sampler.proposal(row, path, soft=soft)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import numpy as np
@@ -21,7 +21,7 @@ from paceline.native.sampling import best, rank_into
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import RANK_RATES
 from paceline.policy.draft_gate import DraftGate
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.candidates import CandidateTree
 from paceline.trees.shapes import TOKEN_RECYCLING as TEMPLATE
 from paceline.trees.shapes import layout
@@ -79,14 +79,16 @@ class Recycling(Drafter):
         self._steps = 0
         self._order()
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         known = self._successors
         for token, successor in zip(sequence.tokens, sequence.tokens[1:], strict=False):
             row = known[token * WIDTH : (token + 1) * WIDTH]
             if _UNKNOWN in row and successor not in row:
                 known[token * WIDTH + row.index(_UNKNOWN)] = successor
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         if not self._gate.learns(budgets):
             return [self._nothing] * len(sequences)
         if self._steps % 32 == 0:
@@ -96,10 +98,10 @@ class Recycling(Drafter):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         if not self._proposed:  # the step was left out
             return
@@ -111,7 +113,7 @@ class Recycling(Drafter):
             rows = [sequence.tokens[self._proposed.pop(sequence.id) - 1], *draft.tokens.tolist()]
             rank_into(np.ascontiguousarray(output.logits, np.float32), rows, known, WIDTH)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._proposed.pop(sequence.id, None)
 
     def _order(self) -> None:
@@ -122,7 +124,7 @@ class Recycling(Drafter):
         self._values = values
         self._ranking = sorted(range(len(values)), key=values.__getitem__, reverse=True)
 
-    def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
+    def _propose(self, sequence: Generation, budget: Budget) -> TokenTree:
         self._proposed[sequence.id] = len(sequence.tokens)
         known, values = self._successors, self._values
         draft = CandidateTree()

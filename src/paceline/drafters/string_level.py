@@ -8,7 +8,7 @@ noise. The draft model reads again only from where its tokens for the committed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, ClassVar, Self
@@ -24,10 +24,10 @@ from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.resources import Loaded
 from paceline.drafters.translation import Reader, Translation
 from paceline.errors import InvalidOption
+from paceline.sampling.generation import Generation
 from paceline.sampling.gumbel import gumbel_argmax
 from paceline.sampling.randomness import Draw, Purpose
 from paceline.sampling.sampler import Sampler, top_k_ids
-from paceline.sampling.sequence import Sequence
 
 # Tokens of the draft model that are looked at for one of the target's.
 CANDIDATES = 64
@@ -59,7 +59,7 @@ class StringDraft:
         chances: per drafted token, the probability of the chain so far.
     """
 
-    sequence: Sequence
+    sequence: Generation
     followed: Followed
     budget: Budget
     noisy: bool
@@ -118,7 +118,7 @@ class StringLevel(Drafter):
         translation = Translation(context.resources.loaded.tokenizer, model.tokenizer)
         return cls(model.target, translation, context.gumbel_coupled, **chosen)
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         begin = max(0, len(sequence.tokens) - self._recent)
         reader = Reader(self._translation, begins=begin == 0)
         reader.read(sequence.tokens[begin:])
@@ -129,7 +129,9 @@ class StringLevel(Drafter):
             self._model.prefill(followed.cache, reader.ids[:-1])
             followed.cached = reader.ids[:-1]
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         chains = []
         for sequence, budget in zip(sequences, budgets, strict=True):
             followed = self._followed[sequence.id]
@@ -142,7 +144,7 @@ class StringLevel(Drafter):
                 self._extend(each, logits)
         return [self._draft(each) for each in chains]
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         followed = self._followed.pop(sequence.id, None)
         if followed is not None:
             self._model.release(followed.cache)
@@ -156,7 +158,7 @@ class StringLevel(Drafter):
             and 0 < known < self._model.capabilities.max_context
         )
 
-    def _logits(self, chains: List[StringDraft]) -> list[LogitArray]:
+    def _logits(self, chains: Sequence[StringDraft]) -> list[LogitArray]:
         # Of the draft model's next token. Only what is not cached of text and draft is read.
         rows, texts = [], []
         for chain in chains:

@@ -6,7 +6,7 @@ alone, so every guarantee holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import ClassVar, TypeVar
 
 from paceline.core import tree as trees
@@ -15,24 +15,26 @@ from paceline.core.types import Budget, LogitArray, Needs, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import CompositeDrafter, union_needs
 from paceline.policy.controller import Controller
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 Part = TypeVar("Part")
 T = TypeVar("T")
 
 
-def _shares(parts: tuple[Part, ...], sequences: List[Sequence]) -> list[tuple[Part, list[int]]]:
+def _shares(
+    parts: tuple[Part, ...], sequences: Sequence[Generation]
+) -> list[tuple[Part, list[int]]]:
     # Places of the sequences of each part that has any.
     kinds = [not sequence.params.greedy for sequence in sequences]
     shares = [[place for place, each in enumerate(kinds) if each == kind] for kind in (0, 1)]
     return [(part, share) for part, share in zip(parts, shares, strict=True) if share]
 
 
-def _gather(share: list[int], values: List[T]) -> list[T]:
+def _gather(share: list[int], values: Sequence[T]) -> list[T]:
     return [values[place] for place in share]
 
 
-def _scatter(share: list[int], values: List[T], out: list[T]) -> None:
+def _scatter(share: list[int], values: Sequence[T], out: list[T]) -> None:
     for place, value in zip(share, values, strict=True):
         out[place] = value
 
@@ -46,19 +48,21 @@ class DraftersByKind(CompositeDrafter):
         super().__init__([greedy, sampled])
         self.kind = greedy.kind
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._part(sequence).open(sequence)
 
-    def read(self, sequence: Sequence, features: LogitArray) -> None:
+    def read(self, sequence: Generation, features: LogitArray) -> None:
         part = self._part(sequence)
         if part.needs.features:
             part.read(sequence, features)
 
-    def needs_of(self, sequences: List[Sequence]) -> Needs:
+    def needs_of(self, sequences: Sequence[Generation]) -> Needs:
         shares = _shares(self.parts, sequences)
         return union_needs([part.needs_of(_gather(share, sequences)) for part, share in shares])
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         drafts, self.tried = [trees.EMPTY] * len(sequences), 0.0
         for part, share in _shares(self.parts, sequences):
             _scatter(
@@ -69,19 +73,19 @@ class DraftersByKind(CompositeDrafter):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for part, share in _shares(self.parts, sequences):
             mine = _gather(share, sequences), _gather(share, drafts)
             part.observe(*mine, _gather(share, verdicts), _gather(share, outputs))
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._part(sequence).close(sequence)
 
-    def _part(self, sequence: Sequence) -> Drafter:
+    def _part(self, sequence: Generation) -> Drafter:
         return self.parts[not sequence.params.greedy]
 
 
@@ -96,7 +100,7 @@ class ControllersByKind(Controller):
         self.parts = (greedy, sampled)
         self.costs = greedy.costs or sampled.costs
 
-    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+    def budgets(self, sequences: Sequence[Generation]) -> list[Budget]:
         out = [Budget(0, 0)] * len(sequences)
         for part, share in _shares(self.parts, sequences):
             mine = _gather(share, sequences)
@@ -104,7 +108,9 @@ class ControllersByKind(Controller):
             _scatter(share, part.budgets(mine), out)
         return out
 
-    def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
+    def select(
+        self, sequences: Sequence[Generation], drafts: Sequence[TokenTree]
+    ) -> list[TokenTree]:
         out = list(drafts)
         for part, share in _shares(self.parts, sequences):
             _scatter(share, part.select(_gather(share, sequences), _gather(share, drafts)), out)
@@ -112,9 +118,9 @@ class ControllersByKind(Controller):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
         draft_seconds: float,
         forward_seconds: float,
     ) -> None:
@@ -125,5 +131,5 @@ class ControllersByKind(Controller):
                 mine, _gather(share, drafts), _gather(share, verdicts), spent, forward_seconds
             )
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self.parts[not sequence.params.greedy].close(sequence)

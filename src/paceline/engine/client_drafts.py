@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from functools import cached_property
 
 from paceline.core import tree as trees
@@ -11,7 +11,7 @@ from paceline.core.types import TokenTree
 from paceline.policy.controller import Controller
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_model import best_depths
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 # Sources of these drafts. Policies learn nothing from them.
 CLIENT = "client"
@@ -30,7 +30,9 @@ class ClientDrafts:
     def __init__(self) -> None:
         self._followers: dict[int, Follower] = {}
 
-    def drafts(self, sequences: List[Sequence], controller: Controller) -> dict[int, TokenTree]:
+    def drafts(
+        self, sequences: Sequence[Generation], controller: Controller
+    ) -> dict[int, TokenTree]:
         """Return the next draft of each that has one, by its place in the batch."""
         out: dict[int, TokenTree] = {}
         asked = (each.speculation for each in sequences)
@@ -49,10 +51,10 @@ class ClientDrafts:
                 out[place] = trees.chain(ahead, PREDICTION)
         return out
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._followers.pop(sequence.id, None)
 
-    def _follow(self, sequence: Sequence) -> Follower:
+    def _follow(self, sequence: Generation) -> Follower:
         if sequence.id not in self._followers:
             self._followers[sequence.id] = Follower(sequence.speculation.prediction)
         self._followers[sequence.id].read(sequence.tokens, sequence.prompt_length)
@@ -66,14 +68,14 @@ class Follower:
     tokens are found again: those with most agreement before them, the nearest of equals.
     """
 
-    def __init__(self, text: List[int]) -> None:
+    def __init__(self, text: Sequence[int]) -> None:
         self._text = text
         self._place = 0  # of the token that comes next
         self._known = 0  # tokens of the answer that were read
         self._run = 2  # tokens in a row that agreed; below 0 those that did not
         self._hits, self._tries = 9.0, 10.0
 
-    def read(self, tokens: List[int], first: int = 0) -> None:
+    def read(self, tokens: Sequence[int], first: int = 0) -> None:
         """Take in what is new of all tokens so far; the answer begins at `first`."""
         for at in range(first + self._known, len(tokens)):
             hit = self._place < len(self._text) and self._text[self._place] == tokens[at]
@@ -94,10 +96,10 @@ class Follower:
         count = max(0, min(_MOST, len(self._text) - self._place))
         return [here * goes_on**depth for depth in range(count)]
 
-    def next(self, count: int) -> List[int]:
+    def next(self, count: int) -> Sequence[int]:
         return self._text[self._place : self._place + count]
 
-    def _find(self, last: List[int]) -> None:
+    def _find(self, last: Sequence[int]) -> None:
         text, here = self._text, self._place
         places = self._pairs.get(tuple(last[-2:]), ())
         first = max(0, bisect_left(places, here) - _LOOKED // 2)
@@ -121,7 +123,7 @@ class Follower:
         return out
 
 
-def depths(reach: List[list[float]], costs: CostModel | None, beside: int) -> list[int]:
+def depths(reach: Sequence[list[float]], costs: CostModel | None, beside: int) -> list[int]:
     """Return how many tokens of each prediction to draft; `beside` are rows of prefill."""
     if costs is None:
         return [sum(each > 0.5 for each in own) for own in reach]

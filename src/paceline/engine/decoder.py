@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 from paceline.core.target import Target
-from paceline.core.types import Denoising, FinishReason, SamplingParams, TokenLogprob
+from paceline.core.types import CanvasParams, FinishReason, SamplingParams, TokenLogprob
 from paceline.engine.memory import memory_of
 from paceline.engine.prefill import Chunk
 from paceline.engine.stopping import StopRules, TextWatch
 from paceline.policy.cost import CostModel
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 class Commit(NamedTuple):
@@ -24,7 +23,7 @@ class Commit(NamedTuple):
     Without tokens a step of a canvas has only filled places behind one that is not filled yet.
     """
 
-    sequence: Sequence
+    sequence: Generation
     tokens: tuple[int, ...] = ()
     sources: tuple[str | None, ...] = ()
     finish_reason: FinishReason | None = None
@@ -68,21 +67,21 @@ class Decoder(ABC):
 
     @abstractmethod
     def check(
-        self, params: SamplingParams, denoising: Denoising | None, constrained: bool = False
+        self, params: SamplingParams, denoising: CanvasParams | None, constrained: bool = False
     ) -> None:
         """Raise InvalidOption for requests that this decoder cannot serve."""
 
     def waiting(self, count: int) -> None:
         """Take note of the number of requests that wait."""
 
-    def resume(self, sequence: Sequence, tokens: List[int]) -> None:
+    def resume(self, sequence: Generation, tokens: Sequence[int]) -> None:
         """Take over the first tokens of an answer; the sequence has them already."""
 
     def admit(
         self,
-        sequence: Sequence,
+        sequence: Generation,
         watch: TextWatch | None = None,
-        sibling: Sequence | None = None,
+        sibling: Generation | None = None,
     ) -> None:
         """Open a sequence's cache. Prefill its tokens in chunks before `begin`.
 
@@ -92,17 +91,17 @@ class Decoder(ABC):
         if watch is not None:
             self._watches[sequence.id] = watch
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: Generation) -> None:
         """Do what comes between prefill and the first step; `sequence.reading` ends."""
         sequence.reading = False
 
-    def read(self, chunks: List[Chunk]) -> list[Commit]:
+    def read(self, chunks: Sequence[Chunk]) -> list[Commit]:
         """Prefill chunks of admitted sequences in a forward of their own; return errors only."""
         return []
 
     @abstractmethod
     def step(
-        self, sequences: List[Sequence], chunks: List[Chunk] = (), *, drafts: bool = True
+        self, sequences: Sequence[Generation], chunks: Sequence[Chunk] = (), *, drafts: bool = True
     ) -> list[Commit]:
         """Decode one step, and prefill `chunks`; `drafts` False takes the plainest way.
 
@@ -110,7 +109,7 @@ class Decoder(ABC):
         chunks stand last. An exception, of the forward as a whole, leaves all unchanged.
         """
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         """Release a sequence; an unfinished one may be admitted again later and then continues."""
         self._watches.pop(sequence.id, None)
         self._release(sequence)
@@ -123,16 +122,16 @@ class Decoder(ABC):
         return []
 
     @abstractmethod
-    def _open(self, sequence: Sequence, sibling: Sequence | None) -> None: ...
+    def _open(self, sequence: Generation, sibling: Generation | None) -> None: ...
 
     @abstractmethod
-    def _release(self, sequence: Sequence) -> None: ...
+    def _release(self, sequence: Generation) -> None: ...
 
     def _extend(
         self,
-        sequence: Sequence,
-        run: List[int],
-        sources: List[str | None],
+        sequence: Generation,
+        run: Sequence[int],
+        sources: Sequence[str | None],
         logprob: Callable[[int], TokenLogprob],
         *,
         last: bool = False,
@@ -151,7 +150,7 @@ class Decoder(ABC):
         sequence.stats.committed_tokens += kept
         return Commit(sequence, tuple(tokens), tuple(sources), reason)
 
-    def _failed(self, sequence: Sequence, error: Exception) -> Commit:
+    def _failed(self, sequence: Generation, error: Exception) -> Commit:
         # The error ends this sequence alone.
         if self.strict:
             raise error

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as List
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +16,7 @@ from paceline.core.metrics import GenerationStats
 from paceline.core.options import check_text, require
 from paceline.core.types import (
     UNLIMITED,
-    Denoising,
+    CanvasParams,
     FinishReason,
     ProbArray,
     SamplingParams,
@@ -45,7 +44,7 @@ from paceline.errors import (
 )
 from paceline.models.config import Pooling
 from paceline.models.text import Tokenizer
-from paceline.sampling.sequence import Pooled, Sequence
+from paceline.sampling.generation import Generation, Pooled
 
 if TYPE_CHECKING:
     from paceline.models.grammar import Grammars
@@ -155,12 +154,18 @@ class Engine:
 
     @overload
     def generate(
-        self, prompt: str | List[Message] | List[int], params: SamplingParams | None = ..., **o: Any
+        self,
+        prompt: str | Sequence[Message] | Sequence[int],
+        params: SamplingParams | None = ...,
+        **o: Any,
     ) -> Completion: ...
 
     @overload
     def generate(
-        self, prompt: List[str] | List[List[Message]], params: SamplingParams | None = ..., **o: Any
+        self,
+        prompt: Sequence[str] | Sequence[Sequence[Message]],
+        params: SamplingParams | None = ...,
+        **o: Any,
     ) -> list[Completion]: ...
 
     def generate(
@@ -223,9 +228,9 @@ class Engine:
         speculation: Speculation = UNLIMITED,
         constraint: Constraint | None = None,
         sample: int = 0,
-        resume: List[int] = (),
-        denoising: Denoising | None = None,
-        prediction: str | List[int] = (),
+        resume: Sequence[int] = (),
+        denoising: CanvasParams | None = None,
+        prediction: str | Sequence[int] = (),
         pooling: Pooling | None = None,
         **options: Any,
     ) -> Prepared:
@@ -258,9 +263,9 @@ class Engine:
                 f"speculation must be a Speculation, such as Speculation(enabled=False), not "
                 f"{speculation!r}"
             )
-        if not isinstance(denoising, Denoising | None):
+        if not isinstance(denoising, CanvasParams | None):
             raise InvalidOption(
-                f"denoising must be a Denoising, such as Denoising('counts'), not {denoising!r}"
+                f"denoising must be CanvasParams, as CanvasParams('counts') is, not {denoising!r}"
             )
         if constraint is not None and not hasattr(constraint, "start"):
             raise InvalidOption(
@@ -361,7 +366,7 @@ class Engine:
     def _start(self, prompt: Prepared) -> int:
         self.scheduler.check_queue()
         params = prompt.params
-        sequence = Sequence.start(
+        sequence = Generation.start(
             self._next_id,
             prompt.tokens,
             params,
@@ -499,7 +504,7 @@ class Engine:
 
         self._turns.later(end)
 
-    def _resume(self, sequence: Sequence, tokens: List[int], transcript: Transcript) -> None:
+    def _resume(self, sequence: Generation, tokens: Sequence[int], transcript: Transcript) -> None:
         # From here on the request is like a preempted one: its tokens are read with the prompt.
         kept, reason = self.decoder.stops.cut(sequence, tokens, transcript)
         if reason is not None:
@@ -536,7 +541,7 @@ class Engine:
         sequences = [request.sequence for request in running]
         return self._forward(sequences, scheduler.chunks(costs))
 
-    def _forward(self, sequences: list[Sequence], chunks: list[Chunk]) -> list[Commit]:
+    def _forward(self, sequences: list[Generation], chunks: list[Chunk]) -> list[Commit]:
         decoder = self.decoder
         try:
             return decoder.step(sequences, chunks) if sequences else decoder.read(chunks)

@@ -5,14 +5,14 @@ Batches are ragged: each sequence accepts its own number of tokens, without padd
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from time import perf_counter
 from typing import ClassVar
 
 from paceline.core import tree as trees
 from paceline.core.metrics import Clock
 from paceline.core.target import Output, Rows, Target
-from paceline.core.types import Denoising, Described, SamplingParams, TokenTree, Verdict
+from paceline.core.types import CanvasParams, Described, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.engine.decoder import Commit, Decoder
 from paceline.engine.prefill import Chunk, Prefiller
@@ -21,8 +21,8 @@ from paceline.engine.stopping import StopRules, TextWatch
 from paceline.errors import InvalidOption
 from paceline.policy.controller import Controller
 from paceline.policy.cost import CostModel
+from paceline.sampling.generation import Generation
 from paceline.sampling.sampler import TreeDistributions, logprobs
-from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Verifier
 
 
@@ -52,7 +52,7 @@ class AutoregressiveDecoder(Decoder, Described):
         self._prefiller = Prefiller(target)
 
     def step(
-        self, sequences: List[Sequence], chunks: List[Chunk] = (), *, drafts: bool = True
+        self, sequences: Sequence[Generation], chunks: Sequence[Chunk] = (), *, drafts: bool = True
     ) -> list[Commit]:
         """Decode one step; every sequence commits at least one token. Also prefills `chunks`.
 
@@ -84,7 +84,7 @@ class AutoregressiveDecoder(Decoder, Described):
             sequence.stats.add_step(clock, 1 / len(sequences))
         return commits + failed
 
-    def _rows(self, sequences: List[Sequence], shown: List[TokenTree]) -> list[Rows]:
+    def _rows(self, sequences: Sequence[Generation], shown: Sequence[TokenTree]) -> list[Rows]:
         needs = self.speculator.needs_of(sequences)
         asked = needs.hidden or self.verifier.needs.hidden
         out = []
@@ -103,7 +103,7 @@ class AutoregressiveDecoder(Decoder, Described):
         return out
 
     def _verify(
-        self, sequence: Sequence, draft: TokenTree, output: Output, clock: Clock
+        self, sequence: Generation, draft: TokenTree, output: Output, clock: Clock
     ) -> Verdict:
         # Whatever happens, one `keep` follows each forward.
         path: tuple[int, ...] = ()
@@ -119,7 +119,7 @@ class AutoregressiveDecoder(Decoder, Described):
         return verdict
 
     def _commit(
-        self, sequence: Sequence, draft: TokenTree, verdict: Verdict, output: Output
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> Commit:
         if sequence.pooled is not None and output.hidden is not None:
             sequence.pooled.end(output.hidden[0])
@@ -166,7 +166,7 @@ class AutoregressiveDecoder(Decoder, Described):
         self.strict = self.speculator.strict = False
 
     def check(
-        self, params: SamplingParams, denoising: Denoising | None, constrained: bool = False
+        self, params: SamplingParams, denoising: CanvasParams | None, constrained: bool = False
     ) -> None:
         if denoising is not None:
             raise InvalidOption(
@@ -187,10 +187,10 @@ class AutoregressiveDecoder(Decoder, Described):
     def notes(self) -> list[str]:
         return self.drafter.notes()
 
-    def resume(self, sequence: Sequence, tokens: List[int]) -> None:
+    def resume(self, sequence: Generation, tokens: Sequence[int]) -> None:
         sequence.sampler.commit(tokens)
 
-    def open(self, sequence: Sequence, watch: TextWatch | None = None) -> None:
+    def open(self, sequence: Generation, watch: TextWatch | None = None) -> None:
         """Admit a sequence, prefill its prompt and begin it; raises OutOfMemory."""
         begin = perf_counter()
         self.admit(sequence, watch)
@@ -202,7 +202,7 @@ class AutoregressiveDecoder(Decoder, Described):
             self.close(sequence)
             raise
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: Generation) -> None:
         """Open the drafter of an admitted sequence once its tokens up to the root are cached."""
         self._prefiller.share(sequence, self.drafter.needs)
         if sequence.unread:
@@ -212,13 +212,13 @@ class AutoregressiveDecoder(Decoder, Described):
         self._prefiller.done(sequence)
         sequence.stats.draft_seconds += perf_counter() - begin
 
-    def read(self, chunks: List[Chunk]) -> list[Commit]:
+    def read(self, chunks: Sequence[Chunk]) -> list[Commit]:
         begin = perf_counter()
         outputs = self.target.forward(self._prefiller.rows(chunks, self.drafter.needs))
         return self._prefilled(chunks, outputs, perf_counter() - begin)
 
     def _prefilled(
-        self, chunks: List[Chunk], outputs: List[Output], seconds: float
+        self, chunks: Sequence[Chunk], outputs: Sequence[Output], seconds: float
     ) -> list[Commit]:
         # Chunks take their share of a forward's seconds by rows; those that fail are returned.
         failed, total = [], sum(chunk.tokens for chunk in chunks)
@@ -229,9 +229,9 @@ class AutoregressiveDecoder(Decoder, Described):
                 failed.append(self._failed(chunk.sequence, error))
         return failed
 
-    def _open(self, sequence: Sequence, sibling: Sequence | None) -> None:
+    def _open(self, sequence: Generation, sibling: Generation | None) -> None:
         self._prefiller.open(sequence, self.drafter.needs, sibling)
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Generation) -> None:
         self.speculator.close(sequence)
         self._prefiller.close(sequence)

@@ -6,13 +6,13 @@ keep their distribution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, cast
 
 from paceline.core.target import Target
 from paceline.core.types import Budget
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 class BlockCache(Protocol):
@@ -29,11 +29,11 @@ class BlockCache(Protocol):
         """Allocate them now; raises OutOfMemory."""
         ...
 
-    def share(self, tokens: List[int]) -> None:
+    def share(self, tokens: Sequence[int]) -> None:
         """Take the longest cached prefix of `tokens` from the prefix cache, if it is longer."""
         ...
 
-    def publish(self, tokens: List[int], ended: bool = False) -> None:
+    def publish(self, tokens: Sequence[int], ended: bool = False) -> None:
         """Add this cache's blocks of `tokens` to the prefix cache."""
         ...
 
@@ -105,7 +105,7 @@ def fits(memory: Memory, cache: BlockCache, tokens: int, running: int) -> bool:
     return cache.needed(tokens - cache.length + 1) + spare <= memory.free
 
 
-def plain_step_fits(memory: Memory, sequences: List[Sequence]) -> bool:
+def plain_step_fits(memory: Memory, sequences: Sequence[Generation]) -> bool:
     """Return whether one step of all sequences without drafts fits into memory."""
     return _drafts_fit(memory, sequences, [Budget(0, 0)] * len(sequences))
 
@@ -115,7 +115,9 @@ def with_draft(cache: BlockCache, budget: Budget) -> int:
     return cache.needed(1 + budget.nodes)
 
 
-def fitted(memory: Memory | None, sequences: List[Sequence], budgets: List[Budget]) -> list[Budget]:
+def fitted(
+    memory: Memory | None, sequences: Sequence[Generation], budgets: Sequence[Budget]
+) -> list[Budget]:
     """Return budgets cut to a common size so that all drafts fit into memory."""
     if memory is None or not any(budget.nodes for budget in budgets):
         return list(budgets)
@@ -131,7 +133,7 @@ def fitted(memory: Memory | None, sequences: List[Sequence], budgets: List[Budge
     return [Budget(0, 0)] * len(budgets)
 
 
-def _drafts_fit(memory: Memory, sequences: List[Sequence], budgets: List[Budget]) -> bool:
+def _drafts_fit(memory: Memory, sequences: Sequence[Generation], budgets: Sequence[Budget]) -> bool:
     if memory.nodes is not None and sum(each.nodes for each in budgets) > memory.nodes:
         return False
     # One block more than the rows fill: they may begin inside one, which is copied if shared.

@@ -6,8 +6,7 @@ Chunks are rows without drafts in other sequences' forwards; their boundaries ch
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from collections.abc import Sequence as List
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -18,8 +17,8 @@ from paceline.core.target import Output, Rows, Target
 from paceline.core.types import LogitArray, Needs
 from paceline.engine.memory import memory_of
 from paceline.policy.cost import CostModel
+from paceline.sampling.generation import Generation
 from paceline.sampling.sampler import logprobs
-from paceline.sampling.sequence import Sequence
 
 # Chunk size while no request decodes; larger ones are no cheaper.
 ALONE = 512
@@ -47,7 +46,7 @@ _WORTH_WAITING = 64
 class Chunk(NamedTuple):
     """The next `tokens` tokens of a sequence to prefill."""
 
-    sequence: Sequence
+    sequence: Generation
     tokens: int
 
 
@@ -72,7 +71,7 @@ def beside(rows: int, costs: CostModel | None, limit: int | None = None) -> int:
     return low
 
 
-def shared_out(reading: List[Sequence], tokens: int, block: int | None = None) -> list[Chunk]:
+def shared_out(reading: Sequence[Generation], tokens: int, block: int | None = None) -> list[Chunk]:
     """Distribute `tokens` over sequences in prefill, first come, first served.
 
     With a prefix cache of `block` tokens a sequence waits for another that prefills its prefix.
@@ -89,7 +88,7 @@ def shared_out(reading: List[Sequence], tokens: int, block: int | None = None) -
     return chunks
 
 
-def _reads_for(chunks: list[Chunk], at: int, second: Sequence, block: int) -> bool:
+def _reads_for(chunks: list[Chunk], at: int, second: Generation, block: int) -> bool:
     (first, size), common = chunks[at], 0
     for end in range(block, min(len(first.tokens), len(second.tokens)), block):
         if first.tokens[end - block : end] != second.tokens[end - block : end]:
@@ -118,7 +117,7 @@ class KeptFeatures:
         self.block, self._most = block, most
         self._blocks: OrderedDict[bytes, LogitArray] = OrderedDict()
 
-    def add(self, tokens: List[int], features: LogitArray) -> LogitArray:
+    def add(self, tokens: Sequence[int], features: LogitArray) -> LogitArray:
         """Keep the full blocks of features of the last of `tokens`; return the rows behind them."""
         features = features[-(self._most // features[0].nbytes) :]
         first = len(tokens) - len(features)
@@ -132,7 +131,7 @@ class KeptFeatures:
             self._blocks.popitem(last=False)
         return features[max(0, begin - first) :].copy()
 
-    def behind(self, tokens: List[int], begin: int) -> tuple[int, LogitArray | None]:
+    def behind(self, tokens: Sequence[int], begin: int) -> tuple[int, LogitArray | None]:
         """Return where the block of `begin` begins, and features from there on, as far as kept."""
         found = []
         begin -= begin % self.block
@@ -143,7 +142,7 @@ class KeptFeatures:
             found.append(self._blocks[key])
         return begin, np.concatenate(found) if found else None
 
-    def _keys(self, tokens: List[int], begin: int) -> Iterator[tuple[int, bytes]]:
+    def _keys(self, tokens: Sequence[int], begin: int) -> Iterator[tuple[int, bytes]]:
         # End and name of each full block: features depend on all tokens before.
         name = blake2b(np.array(tokens[:begin]).tobytes(), digest_size=16)
         for end in range(begin + self.block, len(tokens) + 1, self.block):
@@ -162,7 +161,7 @@ class Prefiller:
         self._kept = KeptFeatures(1 if memory is None else memory.block)
         self._tails: dict[int, list[LogitArray]] = {}  # features of blocks that are not full yet
 
-    def open(self, sequence: Sequence, needs: Needs, sibling: Sequence | None = None) -> None:
+    def open(self, sequence: Generation, needs: Needs, sibling: Generation | None = None) -> None:
         """Open a cache, which may already hold what a sibling or others have cached."""
         known = 0 if sibling is None else self._adopted(sequence, sibling, needs)
         if sibling is not None and known:
@@ -176,14 +175,14 @@ class Prefiller:
             sequence.stats.cached_tokens = known
         self.share(sequence, needs)
 
-    def _adopted(self, sequence: Sequence, sibling: Sequence, needs: Needs) -> int:
+    def _adopted(self, sequence: Generation, sibling: Generation, needs: Needs) -> int:
         # Returns how many tokens a sequence may take from a sibling, with their numbers.
         if sequence.params.prompt_logprobs == sibling.params.prompt_logprobs:
             sequence.prompt_logprobs = list(sibling.prompt_logprobs)
         cached: int = sibling.cache.length
         return min(cached, sequence.prompt_length - 1, _shareable(sequence, needs))
 
-    def share(self, sequence: Sequence, needs: Needs) -> None:
+    def share(self, sequence: Generation, needs: Needs) -> None:
         if not self._paged:
             return
         read, limit = sequence.cache.length, _shareable(sequence, needs)
@@ -198,7 +197,7 @@ class Prefiller:
             if not sequence.generated:
                 sequence.stats.cached_tokens += sequence.cache.length - read
 
-    def read_all(self, sequence: Sequence, needs: Needs) -> None:
+    def read_all(self, sequence: Generation, needs: Needs) -> None:
         """Prefill all unread tokens at once; raises OutOfMemory."""
         while sequence.unscored and sequence.unread:
             chunk = Chunk(sequence, min(sequence.unread, SCORED))
@@ -208,7 +207,7 @@ class Prefiller:
         seen = self._target.prefill(sequence.cache, rest, needs.features)
         self._note(sequence, seen)
 
-    def rows(self, chunks: List[Chunk], needs: Needs) -> list[Rows]:
+    def rows(self, chunks: Sequence[Chunk], needs: Needs) -> list[Rows]:
         out = []
         for sequence, size in chunks:
             start = sequence.cache.length
@@ -233,7 +232,7 @@ class Prefiller:
         self._note(sequence, None if features is None else features.copy())
         sequence.stats.prefill_seconds += seconds
 
-    def _score(self, sequence: Sequence, output: Output) -> None:
+    def _score(self, sequence: Generation, output: Output) -> None:
         # Row i follows the token at `start + i`. Some may be known, from before a preemption.
         top, start = sequence.params.prompt_logprobs, sequence.cache.length
         if sequence.pooled is not None and output.hidden is not None:
@@ -247,24 +246,26 @@ class Prefiller:
             row, token = rows[place - 1 - start], sequence.tokens[place]
             sequence.prompt_logprobs.append(logprobs(row, token, top))
 
-    def features(self, sequence: Sequence) -> LogitArray | None:
+    def features(self, sequence: Generation) -> LogitArray | None:
         """Return features of the last tokens before the root, if needed by the drafter."""
         seen = self._features.get(sequence.id)
         if seen is None:
             return None
         return seen[0] if len(seen) == 1 else np.concatenate(seen)
 
-    def done(self, sequence: Sequence) -> None:
+    def done(self, sequence: Generation) -> None:
         self._features.pop(sequence.id, None)
         sequence.reading = False
 
-    def committed(self, sequence: Sequence, features: LogitArray | None, path: List[int]) -> None:
+    def committed(
+        self, sequence: Generation, features: LogitArray | None, path: Sequence[int]
+    ) -> None:
         """Keep the features of a step, of the root and of a path of its draft."""
         if features is not None:
             features = features[[0, *(node + 1 for node in path)]]
         self._keep(sequence, features)
 
-    def _keep(self, sequence: Sequence, features: LogitArray | None) -> None:
+    def _keep(self, sequence: Generation, features: LogitArray | None) -> None:
         # Features of the last cached tokens, for later sequences; None makes a gap.
         parts = self._tails.pop(sequence.id, [])
         if features is None or not self._paged:
@@ -276,11 +277,11 @@ class Prefiller:
             parts = [self._kept.add(sequence.tokens[:end], np.concatenate(parts))]
         self._tails[sequence.id] = parts
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: Generation) -> None:
         self._features.pop(sequence.id, None)
         self._tails.pop(sequence.id, None)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         """Release a sequence's cache; its tokens stay in the prefix cache."""
         self.done(sequence)
         self._forget(sequence)
@@ -290,7 +291,7 @@ class Prefiller:
             self._target.release(sequence.cache)
             sequence.cache = None
 
-    def _note(self, sequence: Sequence, features: LogitArray | None) -> None:
+    def _note(self, sequence: Generation, features: LogitArray | None) -> None:
         if self._paged:
             sequence.cache.publish(sequence.tokens)
         if features is not None:
@@ -298,12 +299,12 @@ class Prefiller:
         self._keep(sequence, features)
 
 
-def _unasked(sequence: Sequence) -> int:
+def _unasked(sequence: Generation) -> int:
     # Tokens in front whose logits nobody asks for: shared ones get none.
     return sequence.scored if sequence.unscored else len(sequence.tokens) - 1
 
 
-def _shareable(sequence: Sequence, needs: Needs) -> int:
+def _shareable(sequence: Generation, needs: Needs) -> int:
     # Shared tokens get no features either, but for those that are kept.
     if not needs.features:
         return _unasked(sequence)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as List
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
@@ -11,7 +10,7 @@ from typing import Any
 
 from paceline.core.constraint import Constraint
 from paceline.core.options import check_text
-from paceline.core.types import UNLIMITED, Denoising, SamplingParams, Speculation
+from paceline.core.types import UNLIMITED, CanvasParams, SamplingParams, Speculation
 from paceline.errors import InvalidOption, PromptError
 from paceline.models.config import Pooling
 from paceline.models.text import Tokenizer
@@ -19,7 +18,7 @@ from paceline.sampling.processors import Breakers
 
 Message = Mapping[str, Any]
 # Text (a user turn, or raw text), chat messages, or token ids.
-Prompt = str | List[Message] | List[int]
+Prompt = str | Sequence[Message] | Sequence[int]
 _FORMS = "a prompt is text, a list of messages, or a list of token ids"
 
 
@@ -33,7 +32,7 @@ class Prepared:
     constraint: Constraint | None = None
     sample: int = 0
     resume: tuple[int, ...] = ()
-    denoising: Denoising | None = None
+    denoising: CanvasParams | None = None
     pooling: Pooling | None = None
     breakers: Breakers = field(default_factory=dict)
 
@@ -126,7 +125,7 @@ def token_ids(
 
 
 def _encoded(prompt: Prompt, tokenizer: Tokenizer, raw: bool, system: str | None) -> list[int]:
-    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, List):
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
         raise PromptError(f"{_FORMS}, not {type(prompt).__name__}")
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
         check_text("the prompt", prompt, PromptError)

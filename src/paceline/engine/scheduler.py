@@ -6,8 +6,7 @@ Running requests are older than waiting ones and the oldest always progresses: n
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
-from collections.abc import Sequence as List
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -17,7 +16,7 @@ from paceline.engine.prefill import ALONE, BESIDE, PIECE_SECONDS, Chunk, beside,
 from paceline.engine.stopping import Transcript
 from paceline.errors import ContextExceeded, PacelineError
 from paceline.policy.cost import CostModel
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 class QueueFull(PacelineError):
@@ -58,7 +57,7 @@ class Request:
     `sample` numbers the answers to one prompt; those from 1 on share what the first has read.
     """
 
-    sequence: Sequence
+    sequence: Generation
     transcript: Transcript
     sample: int = 0
     added: float = field(default_factory=perf_counter)
@@ -135,7 +134,7 @@ class Scheduler:
         sibling = self.sibling(head)
         return None if sibling is not None and sibling.reading else head
 
-    def sibling(self, request: Request) -> Sequence | None:
+    def sibling(self, request: Request) -> Generation | None:
         """Return an admitted sequence with the same prompt, if the request is not its first."""
         if not request.sample:
             return None
@@ -173,7 +172,7 @@ class Scheduler:
         if tokens >= BESIDE:
             self._piece = max(BESIDE, min(ALONE, int(tokens * PIECE_SECONDS / max(seconds, 1e-9))))
 
-    def short(self, running: List[Sequence]) -> bool:
+    def short(self, running: Sequence[Generation]) -> bool:
         """Return whether memory is too short for a step of these requests without drafts."""
         return self._memory is not None and not plain_step_fits(self._memory, running)
 

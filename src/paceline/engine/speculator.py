@@ -6,7 +6,7 @@ An error of a drafter costs its sequences their drafts, and nothing else.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from paceline.drafters.base import Drafter
 from paceline.engine.client_drafts import SOURCES, ClientDrafts
 from paceline.engine.memory import fitted, memory_of
 from paceline.policy.controller import Controller
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.union import constrained
 from paceline.verifiers.base import Verifier
 
@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 class VerifiedDraft(NamedTuple):
     """A draft and what became of it; `output` has its rows first."""
 
-    sequence: Sequence
+    sequence: Generation
     draft: TokenTree
     verdict: Verdict
     output: Output
@@ -46,7 +46,7 @@ class IsolatedDrafter:
         self.strict = True
         self._off: set[int] = set()
 
-    def open(self, sequence: Sequence, features: LogitArray | None) -> None:
+    def open(self, sequence: Generation, features: LogitArray | None) -> None:
         try:
             self.drafter.open(sequence)
             if features is not None:
@@ -57,7 +57,9 @@ class IsolatedDrafter:
                 raise
             self._switch_off([sequence], error)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         """Return drafts as `Drafter.propose`; empty ones where the drafter is off."""
         if not self._off:
             return self._propose(sequences, budgets)
@@ -69,7 +71,7 @@ class IsolatedDrafter:
                 drafts[place] = draft
         return drafts
 
-    def needs_of(self, sequences: List[Sequence]) -> Needs:
+    def needs_of(self, sequences: Sequence[Generation]) -> Needs:
         on = [each for each in sequences if each.id not in self._off] if self._off else sequences
         try:
             return self.drafter.needs_of(on) if on else Needs()
@@ -77,7 +79,7 @@ class IsolatedDrafter:
             self._give_up(on, error)
             return Needs()
 
-    def forward(self, target: Target, rows: List[Rows]) -> list[Output]:
+    def forward(self, target: Target, rows: Sequence[Rows]) -> list[Output]:
         """Verify as `Drafter.forward`; without the drafter if that fails."""
         try:
             return self.drafter.forward(target, rows)
@@ -87,7 +89,7 @@ class IsolatedDrafter:
             _LOG.warning("drafter '%s' failed to verify: %s", self.drafter.name, error)
             return target.forward(rows)
 
-    def observe(self, verified: List[VerifiedDraft]) -> None:
+    def observe(self, verified: Sequence[VerifiedDraft]) -> None:
         """Show the drafter its sequences' steps."""
         mine = [each for each in verified if each.sequence.id not in self._off]
         if not mine:
@@ -98,13 +100,15 @@ class IsolatedDrafter:
         except Exception as error:
             self._give_up(sequences, error)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         if sequence.id in self._off:
             self._off.discard(sequence.id)
         else:
             self._close(sequence)
 
-    def _propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def _propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         try:
             return self.drafter.propose(sequences, budgets)
         except Exception as error:
@@ -114,14 +118,14 @@ class IsolatedDrafter:
         # Alone, each shows whether the error is its own.
         return [self._propose([s], [b])[0] for s, b in zip(sequences, budgets, strict=True)]
 
-    def _give_up(self, sequences: List[Sequence], error: Exception) -> None:
+    def _give_up(self, sequences: Sequence[Generation], error: Exception) -> None:
         if self.strict:
             raise error
         for sequence in sequences:
             self._close(sequence)
         self._switch_off(sequences, error)
 
-    def _switch_off(self, sequences: List[Sequence], error: Exception) -> None:
+    def _switch_off(self, sequences: Sequence[Generation], error: Exception) -> None:
         for sequence in sequences:
             self._off.add(sequence.id)
             sequence.stats.drafter_errors += 1
@@ -130,7 +134,7 @@ class IsolatedDrafter:
             "drafter '%s' failed and is off for requests %s: %s", self.drafter.name, requests, fault
         )
 
-    def _close(self, sequence: Sequence) -> None:
+    def _close(self, sequence: Generation) -> None:
         try:
             self.drafter.close(sequence)
         except Exception as error:
@@ -155,7 +159,7 @@ class Speculator(IsolatedDrafter):
         self._clients = ClientDrafts()
 
     def draft(
-        self, sequences: List[Sequence], verifier: Verifier, prefill_rows: int, clock: Clock
+        self, sequences: Sequence[Generation], verifier: Verifier, prefill_rows: int, clock: Clock
     ) -> list[TokenTree]:
         """Return a draft for each sequence that `verifier` takes, beside so many rows of prefill.
 
@@ -184,7 +188,7 @@ class Speculator(IsolatedDrafter):
             selected[place] = drafts[place]
         return selected
 
-    def learn(self, verified: List[VerifiedDraft], clock: Clock) -> None:
+    def learn(self, verified: Sequence[VerifiedDraft], clock: Clock) -> None:
         """Show drafter and controller what was committed, and what it took."""
         with clock("draft"):
             self.observe(verified)
@@ -200,12 +204,12 @@ class Speculator(IsolatedDrafter):
                 raise
             _LOG.warning("controller '%s' failed to learn: %s", self.controller.name, error)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         super().close(sequence)
         self._clients.close(sequence)
         self.controller.close(sequence)
 
-    def _cap(self, sequence: Sequence, budget: Budget) -> Budget:
+    def _cap(self, sequence: Generation, budget: Budget) -> Budget:
         # The last token of a request always comes from the target, so drafts leave room for it.
         budget = sequence.speculation.cap(budget)
         context = self._capabilities.max_context - len(sequence.tokens)
@@ -215,7 +219,7 @@ class Speculator(IsolatedDrafter):
         return replace(budget, nodes=budget.nodes if depth else 0, depth=depth)
 
     def _constrained(
-        self, sequences: List[Sequence], drafts: List[TokenTree], verifier: Verifier
+        self, sequences: Sequence[Generation], drafts: Sequence[TokenTree], verifier: Verifier
     ) -> list[TokenTree]:
         # Forced runs may exceed budgets, which are for guesses, but not memory.
         nothing, whole = Budget(0, 0), self._capabilities.max_context

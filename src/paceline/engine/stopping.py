@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence as List
-from collections.abc import Sequence as TokenIds
+from collections.abc import Sequence
 from typing import Protocol
 
 from paceline.core.types import FinishReason, SamplingParams
 from paceline.models.text import Tokenizer
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 _TIMES = 3
 # Shorter repetition is legitimate: a row of dots, three equal lines, a number full of zeros.
@@ -21,7 +20,7 @@ _LONGEST = 128
 WINDOW = _TIMES * _LONGEST
 
 
-def ends_in_loop(tokens: List[int]) -> bool:
+def ends_in_loop(tokens: Sequence[int]) -> bool:
     """Return whether a text ends in a repetition: a run of up to 128 tokens three times over."""
     backwards = list(tokens[: -WINDOW - 1 : -1])
     period = 0
@@ -46,7 +45,7 @@ class TextWatch(Protocol):
 class StopRules:
     """Stop conditions: end tokens, stop tokens, stop strings, repetition, length, context."""
 
-    def __init__(self, eos_token_ids: TokenIds[int], max_context: int) -> None:
+    def __init__(self, eos_token_ids: Sequence[int], max_context: int) -> None:
         self._eos = frozenset(eos_token_ids)
         self._max_context = max_context
 
@@ -55,7 +54,7 @@ class StopRules:
         return frozenset() if params.ignore_eos else self._eos
 
     def cut(
-        self, sequence: Sequence, run: TokenIds[int], watch: TextWatch | None = None
+        self, sequence: Generation, run: Sequence[int], watch: TextWatch | None = None
     ) -> tuple[int, FinishReason | None]:
         """Return how many tokens of a run to commit (stop token included) and the finish reason."""
         params = sequence.params
@@ -78,7 +77,7 @@ class StopRules:
 
 
 class StopStrings:
-    def __init__(self, stops: List[str]) -> None:
+    def __init__(self, stops: Sequence[str]) -> None:
         # Looked up, not tried in turn: there may be thousands.
         self._stops = frozenset(stops)
         self._sizes = sorted({len(stop) for stop in stops}, reverse=True)
@@ -112,8 +111,8 @@ class Transcript:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        stops: List[str],
-        shown: List[int] = (),
+        stops: Sequence[str],
+        shown: Sequence[int] = (),
         *,
         keep: bool = False,
     ) -> None:

@@ -6,14 +6,14 @@ every guarantee holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from paceline.core import tree as trees
 from paceline.core.options import require
 from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.policy.controller import Controller, shallower
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 class _Lengths(NamedTuple):
@@ -61,14 +61,14 @@ class Adaptive(Controller):
         self._limit = Budget(nodes, depth)
         self._lengths: dict[int, _Lengths] = {}
 
-    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+    def budgets(self, sequences: Sequence[Generation]) -> list[Budget]:
         return [shallower(self._limit, self._length(sequence)) for sequence in sequences]
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
         draft_seconds: float,
         forward_seconds: float,
     ) -> None:
@@ -77,17 +77,17 @@ class Adaptive(Controller):
                 drafted, accepted = trees.deepest(draft), len(verdict.path)
                 self._lengths[sequence.id] = self._moved(sequence, drafted, accepted)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._lengths.pop(sequence.id, None)
 
-    def _length(self, sequence: Sequence) -> int:
+    def _length(self, sequence: Generation) -> int:
         lengths = self._lengths.get(sequence.id)
         if lengths is None:
             return self._limit.depth
         whole = lengths.accepted >= lengths.drafted
         return min(max(int(lengths.drafted) + self._rise * whole, self._least), self._limit.depth)
 
-    def _moved(self, sequence: Sequence, drafted: int, accepted: int) -> _Lengths:
+    def _moved(self, sequence: Generation, drafted: int, accepted: int) -> _Lengths:
         last = self._lengths.get(sequence.id)
         if last is None:
             return _Lengths(drafted, accepted)

@@ -5,7 +5,7 @@ choice is kept for a few steps, since a new forward size may cost extra.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from paceline.core.types import Budget, ProbArray, TokenTree, Verdict
 from paceline.drafters.combine.bandit import Arms
 from paceline.policy.acceptance import RecentReach
 from paceline.policy.controller import Controller
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 class Bandit(Controller):
@@ -47,7 +47,7 @@ class Bandit(Controller):
         self._left = 0
         self._chosen: dict[int, int] = {}
 
-    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+    def budgets(self, sequences: Sequence[Generation]) -> list[Budget]:
         ids = [sequence.id for sequence in sequences]
         if not self._left or self._chosen.keys() != set(ids):
             self._left = self._keep
@@ -58,9 +58,9 @@ class Bandit(Controller):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
         draft_seconds: float,
         forward_seconds: float,
     ) -> None:
@@ -72,10 +72,10 @@ class Bandit(Controller):
         arms = [self._chosen[id] for id in ids]
         self._arms.observe(ids, arms, gained, draft_seconds + forward_seconds)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._arms.close(sequence.id)
 
-    def _open(self, sequence: Sequence) -> list[int]:
+    def _open(self, sequence: Generation) -> list[int]:
         # Of sizes that the request's cap makes equal, the smallest.
         capped = [sequence.speculation.cap(arm) for arm in self._arms_of]
         return [arm for arm, budget in enumerate(capped) if budget not in capped[:arm]]

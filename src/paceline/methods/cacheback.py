@@ -5,7 +5,7 @@ The paper's second, frozen n-gram table is left out: this cache outlives its seq
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from paceline.core.target import Output
 from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.drafters.candidates import CandidateDrafter
 from paceline.methods.lookahead import FollowerModel
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.candidates import CandidateTree
 
 # Tokens of the longest leader.
@@ -44,20 +44,20 @@ class Cacheback(CandidateDrafter[FollowerModel]):
     def reset(self) -> None:
         self._model = FollowerModel(LEADER, FOLLOWER, CAPACITY, WIDTH, _PRIOR)
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._model.read(sequence.tokens, 0)
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for sequence in sequences:
             begin, _ = self._settle(sequence)
             self._model.read(sequence.tokens, begin)
 
-    def _guess(self, sequence: Sequence, budget: Budget) -> CandidateTree:
+    def _guess(self, sequence: Generation, budget: Budget) -> CandidateTree:
         model = self._model
         return CandidateTree.grow(model.place(sequence.tokens), budget, model.offers, model.follow)

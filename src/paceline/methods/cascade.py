@@ -11,8 +11,7 @@ features of the model above it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
@@ -36,11 +35,11 @@ from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
 from paceline.drafters.resources import Resources
 from paceline.errors import InvalidOption
 from paceline.registry import table as registry
+from paceline.sampling.generation import Generation
 from paceline.sampling.gumbel import GumbelNoise
 from paceline.sampling.processors import State
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.sampling.sampler import Sampler, TreeDistributions
-from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.block import Block
 from paceline.verifiers.matching import Coupled, SampleMatch
@@ -59,14 +58,14 @@ class Ahead:
         rows: draft distributions of those tokens, where given.
     """
 
-    def __init__(self, sequence: Sequence, *, fresh: bool) -> None:
+    def __init__(self, sequence: Generation, *, fresh: bool) -> None:
         """Copy a sequence, which may be such a copy itself.
 
         With `fresh` draws, the draft is independent of the draws that verify it (p/q rules);
         otherwise it shares the Gumbel noise of the real sequence.
         """
         self._start = len(sequence.tokens)
-        self.sequence = Sequence(
+        self.sequence = Generation(
             sequence.id,
             list(sequence.tokens),
             sequence.prompt_length,
@@ -83,7 +82,7 @@ class Ahead:
     def tokens(self) -> list[int]:
         return self.sequence.tokens[self._start :]
 
-    def extend(self, tokens: List[int], rows: List[Distribution]) -> None:
+    def extend(self, tokens: Sequence[int], rows: Sequence[Distribution]) -> None:
         self.sequence.tokens += tokens
         self.sequence.sampler.commit(tokens)
         self.rows += rows
@@ -97,11 +96,11 @@ class _AheadSampler(Sampler):
         self._sampler = sampler
         self._drafted: list[int] = []
 
-    def commit(self, tokens: List[int]) -> None:
+    def commit(self, tokens: Sequence[int]) -> None:
         self._drafted += tokens
 
     def distribution(
-        self, logits: LogitArray, path: List[int] = (), *, soft: bool = False, mu: State = None
+        self, logits: LogitArray, path: Sequence[int] = (), *, soft: bool = False, mu: State = None
     ) -> Distribution:
         return self._sampler.distribution(logits, (*self._drafted, *path), soft=soft, mu=mu)
 
@@ -112,7 +111,7 @@ class _AheadSampler(Sampler):
     def sample(
         self,
         logits: LogitArray,
-        path: List[int],
+        path: Sequence[int],
         position: int,
         draws: Randomness,
         mu: State = None,
@@ -194,7 +193,7 @@ class Cascade(Drafter):
 
     def __init__(
         self,
-        levels: List[Level],
+        levels: Sequence[Level],
         vocab_size: int,
         *,
         needs_q: bool,
@@ -262,13 +261,15 @@ class Cascade(Drafter):
             bottom=bottom,
         )
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._source.open(sequence)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         return self._source.propose(sequences, budgets)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._source.close(sequence)
 
     def reset(self) -> None:
@@ -281,21 +282,23 @@ class _Source(Protocol):
     # Of the model's forwards.
     needs: Needs
     # Features of the last tokens before the root, from the model; read if they are needed.
-    features: Callable[[Sequence], LogitArray]
+    features: Callable[[Generation], LogitArray]
 
-    def open(self, sequence: Sequence) -> None: ...
+    def open(self, sequence: Generation) -> None: ...
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]: ...
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]: ...
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None: ...
 
-    def close(self, sequence: Sequence) -> None: ...
+    def close(self, sequence: Generation) -> None: ...
 
     def reset(self) -> None: ...
 
@@ -305,17 +308,19 @@ class _Bottom:
 
     def __init__(self, drafter: Drafter) -> None:
         self.needs = drafter.needs
-        self.features: Callable[[Sequence], LogitArray]
+        self.features: Callable[[Generation], LogitArray]
         self._drafter = drafter
         self._seen: dict[int, list[int]] = {}
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._seen[sequence.id] = sequence.tokens
         self._drafter.open(sequence)
         if self.needs.features:
             self._drafter.read(sequence, self.features(sequence))
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         for sequence in sequences:
             seen = self._seen[sequence.id]
             # One that reads features has not those of a token that the level above added, either.
@@ -328,14 +333,14 @@ class _Bottom:
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         self._drafter.observe(sequences, drafts, verdicts, outputs)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         if self._seen.pop(sequence.id, None) is not None:
             self._drafter.close(sequence)
 
@@ -345,7 +350,7 @@ class _Bottom:
 
 class _Model:
     needs = Needs()
-    features: Callable[[Sequence], LogitArray]
+    features: Callable[[Generation], LogitArray]
 
     def __init__(self, level: Level, below: _Source, rule: Verifier, needs_q: bool) -> None:
         self._model = level.model
@@ -360,7 +365,7 @@ class _Model:
         self._caches: dict[int, Any] = {}
         self._cached: dict[int, list[int]] = {}
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._caches[sequence.id] = self._model.open()
         self._cached[sequence.id] = sequence.tokens
         width = 4 * self._model.capabilities.hidden_size
@@ -369,7 +374,9 @@ class _Model:
             self._read(sequence)
         self._below.open(self._ahead(sequence).sequence)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         runs = list(map(self._ahead, sequences))
         limits = [
             min(budget.nodes, budget.depth, self._room(sequence), LONGEST)
@@ -387,15 +394,15 @@ class _Model:
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         # The cache is rolled back to the accepted tokens in `propose`.
         ...
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._below.close(sequence)
         self._cached.pop(sequence.id, None)
         self._rows.pop(sequence.id, None)
@@ -406,7 +413,7 @@ class _Model:
     def reset(self) -> None:
         self._below.reset()
 
-    def _round(self, live: List[tuple[Ahead, int]]) -> None:
+    def _round(self, live: Sequence[tuple[Ahead, int]]) -> None:
         aheads = [run.sequence for run, _ in live]
         needs = self._below.needs
         if needs.features:
@@ -453,12 +460,12 @@ class _Model:
         )
         return trees.chain(run.tokens, Cascade.name, distribution)
 
-    def _ahead(self, sequence: Sequence) -> Ahead:
+    def _ahead(self, sequence: Generation) -> Ahead:
         run = Ahead(sequence, fresh=self._needs_q)
         run.sequence.cache = self._caches[sequence.id]
         return run
 
-    def _read(self, sequence: Sequence) -> None:
+    def _read(self, sequence: Generation) -> None:
         cache = self._caches[sequence.id]
         rest = sequence.tokens[cache.length : -1]
         if rest:
@@ -466,18 +473,18 @@ class _Model:
             if seen is not None:
                 self._note(sequence, seen)
 
-    def _note(self, sequence: Sequence, features: LogitArray) -> None:
+    def _note(self, sequence: Generation, features: LogitArray) -> None:
         most = LONGEST + (self._below.needs.recent or self._model.capabilities.max_context)
         self._rows[sequence.id] = np.concatenate([self._rows[sequence.id], features])[-most:]
 
-    def _recent(self, sequence: Sequence) -> LogitArray:
+    def _recent(self, sequence: Generation) -> LogitArray:
         return self._rows[sequence.id][-(self._below.needs.recent or len(sequence.tokens)) :]
 
-    def _room(self, sequence: Sequence) -> int:
+    def _room(self, sequence: Generation) -> int:
         # Remaining tokens of the model's context window.
         return max(0, self._model.capabilities.max_context - len(sequence.tokens))
 
-    def _roll_back(self, sequence: Sequence) -> None:
+    def _roll_back(self, sequence: Generation) -> None:
         cache, cached = self._caches[sequence.id], self._cached[sequence.id]
         length = min(cache.length, len(sequence.tokens) - 1)
         while sequence.tokens[:length] != cached[:length]:

@@ -6,7 +6,7 @@ be pruned: their depth follows the recent acceptance of the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from paceline.core.options import require
 from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.policy.acceptance import RecentReach
 from paceline.policy.controller import Controller, shallower
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 class Confidence(Controller):
@@ -47,17 +47,19 @@ class Confidence(Controller):
         self._recent: dict[int, RecentReach] = {}
         self._prunable: dict[int, bool] = {}
 
-    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+    def budgets(self, sequences: Sequence[Generation]) -> list[Budget]:
         return [self._budget(sequence) for sequence in sequences]
 
-    def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
+    def select(
+        self, sequences: Sequence[Generation], drafts: Sequence[TokenTree]
+    ) -> list[TokenTree]:
         return [self._select(*each) for each in zip(sequences, drafts, strict=True)]
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
         draft_seconds: float,
         forward_seconds: float,
     ) -> None:
@@ -67,17 +69,17 @@ class Confidence(Controller):
             recent.fade()
             recent.add(drafted, len(verdict.path))
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._recent.pop(sequence.id, None)
         self._prunable.pop(sequence.id, None)
 
-    def _budget(self, sequence: Sequence) -> Budget:
+    def _budget(self, sequence: Generation) -> Budget:
         if self._prunable.get(sequence.id, True):
             return self._limit
         likely = self._recent_of(sequence).reach >= self._threshold
         return shallower(self._limit, max(1, int(likely.sum())))
 
-    def _select(self, sequence: Sequence, draft: TokenTree) -> TokenTree:
+    def _select(self, sequence: Generation, draft: TokenTree) -> TokenTree:
         if not len(draft):
             return draft
         self._prunable[sequence.id] = draft.sampling is None and draft.scores is not None
@@ -87,5 +89,5 @@ class Confidence(Controller):
         keep = np.flatnonzero(draft.scores >= self._threshold)
         return draft if len(keep) == len(draft) else trees.take(draft, keep)
 
-    def _recent_of(self, sequence: Sequence) -> RecentReach:
+    def _recent_of(self, sequence: Generation) -> RecentReach:
         return self._recent.setdefault(sequence.id, RecentReach(self._limit.depth))

@@ -6,7 +6,7 @@ all places.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -31,8 +31,8 @@ from paceline.lab.training.data import Shards
 from paceline.models.source import DRAFTING
 from paceline.models.tokenizer import read_json
 from paceline.sampling.distributions import gumbel_max
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Draw, Purpose
-from paceline.sampling.sequence import Sequence
 from paceline.weights import weight_files
 
 
@@ -99,7 +99,9 @@ class Deer(Drafter):
         model = context.resources.draft_model(cls.name, default=default).target
         return cls(model, context.target.vocab_size, needs_q=context.needs_q, **chosen)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         lengths = [min(budget.nodes, budget.depth) for budget in budgets]
         asked = [index for index, length in enumerate(lengths) if length > 0]
         drafts = [trees.EMPTY] * len(sequences)
@@ -122,11 +124,11 @@ class Deer(Drafter):
                 self._model.release(block.cache)
         return drafts
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         if (cache := self._caches.pop(sequence.id, None)) is not None:
             self._model.release(cache.of)
 
-    def _rows(self, sequence: Sequence, length: int) -> Rows:
+    def _rows(self, sequence: Generation, length: int) -> Rows:
         facts = self._facts
         size = facts.block or 1
         room = self._model.capabilities.max_context - length - size
@@ -139,7 +141,7 @@ class Deer(Drafter):
         sees = visible(places, places, facts.attention, size)
         return Rows.block(self._model.open(), tokens, places, sees, wanted=wanted)
 
-    def _behind(self, sequence: Sequence, length: int) -> Rows:
+    def _behind(self, sequence: Generation, length: int) -> Rows:
         # New clean rows, each seeing those before it, and a group of masks that sees all.
         room = self._model.capabilities.max_context - length
         cache = self._caches.get(sequence.id)
@@ -159,7 +161,7 @@ class Deer(Drafter):
         places = cache.of.length + np.arange(len(tokens))
         return Rows.block(cache.of, tokens, places, sees, wanted=wanted, num_new=clean)
 
-    def draft(self, sequence: Sequence, logits: LogitArray) -> TokenTree:
+    def draft(self, sequence: Generation, logits: LogitArray) -> TokenTree:
         """Return a chain from float32 `[places, vocabulary]` logits of the next places."""
         tokens: list[int] = []
         probs: dict[int, Distribution] = {}
@@ -235,7 +237,7 @@ class DiffuSpec(Deer):
         texts = [each.tokens.tolist() for each in Shards(Path(grams)).read()] if grams else []
         self._grams = Grams(texts, vocab_size) if texts else None
 
-    def draft(self, sequence: Sequence, logits: LogitArray) -> TokenTree:
+    def draft(self, sequence: Generation, logits: LogitArray) -> TokenTree:
         grams = self._grams or Grams([sequence.tokens[-self._recent :]], logits.shape[1])
         past = tuple(sequence.tokens[-2:])
         beams = [_Beam(0.0, ())]
@@ -272,7 +274,7 @@ class Grams:
     Each order gives half of its weight to the next shorter one, down to all tokens alike.
     """
 
-    def __init__(self, texts: List[List[int]], vocabulary: int) -> None:
+    def __init__(self, texts: Sequence[Sequence[int]], vocabulary: int) -> None:
         self._base = 1 / vocabulary
         self._counts = [Counter[tuple[int, ...]]() for _ in range(3)]
         self._totals = [Counter[tuple[int, ...]]() for _ in range(3)]

@@ -6,7 +6,7 @@ output: it is a prediction whose hit rate is learned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.errors import InvalidOption
 from paceline.policy.acceptance import HitRates
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 class Standing(NamedTuple):
@@ -32,7 +32,7 @@ START = Standing(0, 0, True)
 class Template:
     """Fixed parts in order; a part ends at its first complete occurrence after the one before."""
 
-    def __init__(self, parts: List[List[int]], *, anchored: bool = True) -> None:
+    def __init__(self, parts: Sequence[Sequence[int]], *, anchored: bool = True) -> None:
         """Set the parts; the text begins with the first if `anchored`. Raises InvalidOption."""
         if not all(parts):
             raise InvalidOption("a part of a template is empty: leave it out")
@@ -87,20 +87,22 @@ class Forced(Drafter):
         # By how many tokens of the part have appeared; none at the beginning of the text.
         self._rates = HitRates(np.array([0.9, 0.5, 0.8, 0.95]))
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._standings[sequence.id] = (0, START)
         self._read(sequence)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         rates = self._rates.table
         return [self._propose(s, b, rates) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for sequence in sequences:
             for expected in self._expectations.pop(sequence.id):
@@ -112,18 +114,18 @@ class Forced(Drafter):
                     break
             self._read(sequence)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._standings.pop(sequence.id, None)
         self._expectations.pop(sequence.id, None)
 
-    def _read(self, sequence: Sequence) -> None:
+    def _read(self, sequence: Generation) -> None:
         known, standing = self._standings[sequence.id]
         new = sequence.tokens[sequence.prompt_length + known :]
         for token in new:
             standing = self._template.read(standing, token)
         self._standings[sequence.id] = (known + len(new), standing)
 
-    def _propose(self, sequence: Sequence, budget: Budget, rates: List[float]) -> TokenTree:
+    def _propose(self, sequence: Generation, budget: Budget, rates: Sequence[float]) -> TokenTree:
         begin, standing = self._standings[sequence.id]
         forced = sequence.params.forced_tokens
         tokens: list[int] = []

@@ -7,7 +7,7 @@ the longest n-gram that occurs is taken, with hit rates of its own.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from paceline.core.types import Budget
 from paceline.drafters.candidates import CandidateDrafter, RatesOnly, alone, length_kind
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import OTHER_SOURCE
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.candidates import CandidateTree
 
 # Longest n-gram that the output is aligned by.
@@ -32,7 +32,7 @@ class Alignment:
         sure: whether that n-gram was unique in the rest of the source.
     """
 
-    def __init__(self, source: List[int]) -> None:
+    def __init__(self, source: Sequence[int]) -> None:
         self.source = list(source)
         self.at: int | None = None
         self.run = 0
@@ -46,7 +46,7 @@ class Alignment:
             for n in range(1, min(_LONGEST, end) + 1):
                 self._behind.setdefault(tuple(source[end - n : end]), []).append(end)
 
-    def follow(self, tokens: List[int]) -> None:
+    def follow(self, tokens: Sequence[int]) -> None:
         """Read new tokens of a text, which is the source and then its copy so far."""
         for token in tokens[self._read :]:
             self.go_on(token)
@@ -100,15 +100,15 @@ class InputGuided(CandidateDrafter[RatesOnly]):
         rates = np.array([alone(OTHER_SOURCE), alone()])
         self._model = RatesOnly(HitRates(rates, weight=16.0))
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._opened[sequence.id] = len(sequence.tokens)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         super().close(sequence)
         self._opened.pop(sequence.id, None)
         self._alignments.pop(sequence.id, None)
 
-    def _guess(self, sequence: Sequence, budget: Budget) -> CandidateTree:
+    def _guess(self, sequence: Generation, budget: Budget) -> CandidateTree:
         if not (budget.nodes and budget.depth):
             return CandidateTree()
         place = self._alignments.get(sequence.id)

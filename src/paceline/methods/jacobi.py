@@ -6,8 +6,7 @@ Without sampling this is Jacobi iteration (Santilli et al. 2023, arXiv:2305.1042
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Self
 
 from paceline.core import tree as trees
@@ -17,12 +16,12 @@ from paceline.core.types import ROOT, Budget, Distribution, DraftSampling, Needs
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.errors import BadLogits
 from paceline.sampling.distributions import gumbel_max, one_hot
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Draw, Purpose
-from paceline.sampling.sequence import Sequence
 
 # From a sequence and an absolute position to the distribution of a first guess there. It may depend
 # on committed tokens alone.
-Initial = Callable[[Sequence, int], Distribution]
+Initial = Callable[[Generation, int], Distribution]
 
 
 class Jacobi(Drafter):
@@ -53,18 +52,20 @@ class Jacobi(Drafter):
         chosen = arguments(cls, "drafter", context.options, "vocab_size", "report_law")
         return cls(context.target.vocab_size, needs_q=context.needs_q, **chosen)
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._rows[sequence.id] = {}
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         return [self._window(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for sequence, draft, verdict, output in zip(
             sequences, drafts, verdicts, outputs, strict=True
@@ -88,10 +89,10 @@ class Jacobi(Drafter):
                     # A guess that could not stand may leave nothing possible after it.
                     known.pop(position, None)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._rows.pop(sequence.id, None)
 
-    def _window(self, sequence: Sequence, budget: Budget) -> TokenTree:
+    def _window(self, sequence: Generation, budget: Budget) -> TokenTree:
         root = len(sequence.tokens) - 1
         known = self._rows[sequence.id]
         tokens: list[int] = []

@@ -7,7 +7,7 @@ score cuts it, fixed sizes keep it. Added: the pool outlives sequences and reads
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from paceline.core.tree import places
 from paceline.core.types import ROOT, Budget, LogitArray, Needs, ProbArray, TokenTree, Verdict
 from paceline.drafters.candidates import CandidateDrafter
 from paceline.policy.acceptance import HitRates
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.candidates import FLOOR, CandidateTree, Offer
 
 Run = tuple[int, ...]
@@ -50,7 +50,7 @@ class Followers:
             known.pop()
         known.insert(0, follower)
 
-    def after(self, leader: Run) -> List[Run]:
+    def after(self, leader: Run) -> Sequence[Run]:
         """Return the followers of `leader`, the latest first."""
         return self._followers.get(leader, ())
 
@@ -67,7 +67,7 @@ class Place(NamedTuple):
     """State of a path: last tokens, and followers whose first `at` tokens end it, best first."""
 
     tail: Run
-    courses: List[_Course]
+    courses: Sequence[_Course]
     at: int
 
 
@@ -86,7 +86,7 @@ class FollowerModel:
         self._cache = Followers(capacity, width)
         self.rates = HitRates(prior, weight=16.0)
 
-    def read(self, tokens: List[int], begin: int) -> None:
+    def read(self, tokens: Sequence[int], begin: int) -> None:
         """Learn all runs whose last token has position `begin` or later."""
         for end in range(max(begin, self._follower) + 1, len(tokens) + 1):
             middle = end - self._follower
@@ -97,7 +97,7 @@ class FollowerModel:
     def add(self, leader: Run, follower: Run) -> None:
         self._cache.add(leader, follower)
 
-    def place(self, tokens: List[int]) -> Place:
+    def place(self, tokens: Sequence[int]) -> Place:
         return self._look_up(tuple(tokens[-self._leader :]))
 
     def follow(self, place: Place, token: int) -> Place:
@@ -108,7 +108,7 @@ class FollowerModel:
         courses = [course for course in place.courses if course.follower[place.at] == token]
         return Place(tail, courses, at)
 
-    def offers(self, place: Place, reach: float) -> List[Offer]:
+    def offers(self, place: Place, reach: float) -> Sequence[Offer]:
         """Return the candidates after a place of path probability `reach`."""
         rates = self.rates.table
         offers: list[Offer] = []
@@ -156,7 +156,7 @@ class JacobiWindow:
             the position c + l after the root; column 0 of the oldest level stands for the root.
     """
 
-    def __init__(self, length: int, columns: int, prompt: List[int]) -> None:
+    def __init__(self, length: int, columns: int, prompt: Sequence[int]) -> None:
         """Fill the window by repeating the prompt, which ends with the root."""
         self._prompt = prompt
         self.root = len(prompt) - 1
@@ -165,12 +165,12 @@ class JacobiWindow:
             for level in range(length - 1)
         ]
 
-    def path(self, column: int) -> List[int]:
+    def path(self, column: int) -> Sequence[int]:
         """Return the tokens after the root, down to the end of a column's diagonal."""
         spine = self.levels[0][1 : column + 1]
         return [*spine, *(level[column] for level in self.levels[1:])]
 
-    def advance(self, newest: List[int | None], committed: int) -> None:
+    def advance(self, newest: Sequence[int | None], committed: int) -> None:
         """Make an iteration.
 
         Args:
@@ -203,7 +203,7 @@ class _Comb(CandidateTree):
         super().__init__()
         self._hung: list[tuple[int, int, int]] = []
 
-    def hang(self, window: JacobiWindow, columns: int, rates: List[float]) -> None:
+    def hang(self, window: JacobiWindow, columns: int, rates: Sequence[float]) -> None:
         for column in range(columns):
             node = ROOT
             for depth, token in enumerate(window.path(column)):
@@ -214,7 +214,7 @@ class _Comb(CandidateTree):
                     known = self.add(node, token, above * rates[depth])
                 node = known
 
-    def settle(self, committed: List[int], rates: HitRates) -> None:
+    def settle(self, committed: Sequence[int], rates: HitRates) -> None:
         reached: dict[int | None, int] = {}
         node: int | None = ROOT
         for token in committed:
@@ -248,17 +248,17 @@ class Lookahead(CandidateDrafter[FollowerModel]):
         self._model = FollowerModel(1, self._length - 1, CAPACITY, WIDTH, prior[None])
         self._hits = HitRates(np.full(self._columns + self._length, 0.05))
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._model.read(sequence.tokens, 0)
         window = JacobiWindow(self._length, self._columns, list(sequence.tokens))
         self._windows[sequence.id] = (window, 0)
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for sequence, draft, output in zip(sequences, drafts, outputs, strict=True):
             begin, guess = self._settle(sequence)
@@ -274,11 +274,11 @@ class Lookahead(CandidateDrafter[FollowerModel]):
             window.advance(newest, len(sequence.tokens) - begin)
             self._model.read(sequence.tokens, begin)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         super().close(sequence)
         self._windows.pop(sequence.id, None)
 
-    def _guess(self, sequence: Sequence, budget: Budget) -> CandidateTree:
+    def _guess(self, sequence: Generation, budget: Budget) -> CandidateTree:
         # Half of the nodes for the window, the other half for n-grams of the pool.
         teeth = self._length - 2
         columns = (budget.nodes // 2 + 1) // (teeth + 1)

@@ -12,7 +12,7 @@ cache.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,8 +23,8 @@ from paceline.core.target import Output, Target
 from paceline.core.types import Budget, IntArray, LogitArray, TokenTree, Verdict
 from paceline.drafters.string_level import CANDIDATES, StringDraft, StringLevel
 from paceline.drafters.translation import Translation
+from paceline.sampling.generation import Generation
 from paceline.sampling.sampler import top_k_ids
-from paceline.sampling.sequence import Sequence
 
 # Entries of the cache; the least recently used go first.
 _ENTRIES = 1 << 16
@@ -49,7 +49,7 @@ class NgramCache:
             if len(self._tokens) > _ENTRIES:
                 self._tokens.popitem(last=False)
 
-    def longest(self, tokens: List[int]) -> tuple[int, int] | None:
+    def longest(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Return the token and size of the longest n-gram that `tokens` begin with."""
         for size in range(min(len(tokens), _LONGEST), 1, -1):
             found = self._tokens.get(tuple(tokens[:size]))
@@ -136,20 +136,22 @@ class OmniDraft(StringLevel):
         self._chains: dict[int, StringDraft] = {}
         self._seen: dict[int, list[_Seen]] = {}
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         self._seen = {sequence.id: [] for sequence in sequences}
         return super().propose(sequences, budgets)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._chains.pop(sequence.id, None)
         super().close(sequence)
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for sequence, verdict, output in zip(sequences, verdicts, outputs, strict=True):
             chain = self._chains.pop(sequence.id, None)
@@ -185,7 +187,7 @@ class OmniDraft(StringLevel):
         return changed
 
     def _learn(
-        self, sequence: Sequence, chain: StringDraft, verdict: Verdict, output: Output
+        self, sequence: Generation, chain: StringDraft, verdict: Verdict, output: Output
     ) -> None:
         new = sequence.tokens[chain.length :]
         rows = [0, *(node + 1 for node in verdict.path)]

@@ -4,7 +4,7 @@ draft the tokens that followed it. A hash index makes each lookup one dictionary
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from paceline.core.types import Budget
 from paceline.drafters.candidates import CandidateDrafter, RatesOnly
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import LOOKUP_DEPTHS
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.candidates import CandidateTree
 
 _LONGEST = 3
@@ -26,13 +26,13 @@ class _Index:
         self._after: dict[tuple[int, ...], int] = {}
         self._known = 0
 
-    def extend(self, tokens: List[int]) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         for end in range(max(self._known, 1), len(tokens)):
             for n in range(1, min(_LONGEST, end) + 1):
                 self._after[tuple(tokens[end - n : end])] = end
         self._known = len(tokens)
 
-    def find(self, tokens: List[int]) -> tuple[int, int]:
+    def find(self, tokens: Sequence[int]) -> tuple[int, int]:
         for n in range(min(_LONGEST, len(tokens)), 0, -1):
             position = self._after.get(tuple(tokens[-n:]))
             if position is not None:
@@ -60,15 +60,15 @@ class PromptLookup(CandidateDrafter[RatesOnly]):
         rates = np.where(np.arange(LOOKUP_DEPTHS) == 0, first, later)
         self._model = RatesOnly(HitRates(rates))
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         index = self._indices[sequence.id] = _Index()
         index.extend(sequence.tokens)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         super().close(sequence)
         self._indices.pop(sequence.id, None)
 
-    def _guess(self, sequence: Sequence, budget: Budget) -> CandidateTree:
+    def _guess(self, sequence: Generation, budget: Budget) -> CandidateTree:
         tokens, index = sequence.tokens, self._indices[sequence.id]
         index.extend(tokens)
         length, start = index.find(tokens)

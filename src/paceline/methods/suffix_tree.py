@@ -10,8 +10,7 @@ variant.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from collections.abc import Sequence as List
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 from paceline.core.options import require
@@ -19,7 +18,7 @@ from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.errors import InvalidOption
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.base import BestFirst
 from paceline.trees.candidates import CandidateTree
 
@@ -58,7 +57,7 @@ class SuffixTree:
         # Of suffixes of the text that occurred elsewhere, the shortest first; first the empty one.
         self._ends = [self._root]
 
-    def extend(self, tokens: List[int]) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text."""
         for token in tokens:
             self._text.append(token)
@@ -88,7 +87,7 @@ class SuffixTree:
                     del below[token]
                     break
 
-    def count(self, path: List[int]) -> int:
+    def count(self, path: Sequence[int]) -> int:
         """Return how often a path of 1 to `depth` tokens occurred, overlaps included."""
         node: _Node | None = self._root
         for depth, token in enumerate(path):
@@ -97,7 +96,7 @@ class SuffixTree:
             node = self._below(node, depth).get(token)
         return node.count if node else 0
 
-    def matches(self, tokens: List[int]) -> list[_Node]:
+    def matches(self, tokens: Sequence[int]) -> list[_Node]:
         """Return the nodes of suffixes of `tokens` that continue, of 1, 2, .. tokens."""
         found: list[_Node] = []
         for length in range(1, min(len(tokens), self._depth - 1) + 1):
@@ -164,13 +163,15 @@ class SuffixTrees(Drafter):
         self._texts: deque[list[int]] = deque()
         self._size = 0
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         tree = self._own[sequence.id] = SuffixTree()
         tree.begin()
         tree.extend(sequence.tokens)
         self._read[sequence.id] = len(sequence.tokens)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         return [
             self._best(sequence, budget).tree(self.name)
             for sequence, budget in zip(sequences, budgets, strict=True)
@@ -178,16 +179,16 @@ class SuffixTrees(Drafter):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for sequence in sequences:
             self._own[sequence.id].extend(sequence.tokens[self._read[sequence.id] :])
             self._read[sequence.id] = len(sequence.tokens)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         if self._own.pop(sequence.id, None) is None:
             return
         del self._read[sequence.id]
@@ -201,7 +202,7 @@ class SuffixTrees(Drafter):
             self.earlier.remove(eldest)
             self._size -= len(eldest)
 
-    def _best(self, sequence: Sequence, budget: Budget) -> CandidateTree:
+    def _best(self, sequence: Generation, budget: Budget) -> CandidateTree:
         best = CandidateTree()
         if not (budget.nodes and budget.depth):
             return best

@@ -7,9 +7,7 @@ models separate the drafts, here by stupid back-off (Brants et al. 2007) instead
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from collections.abc import Sequence as List
-from collections.abc import Sequence as TokenIds
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
@@ -44,7 +42,7 @@ class Superposing(Protocol):
     """A target that accepts weighted sums of token embeddings as input."""
 
     def forward_superposed(
-        self, cache: Any, tokens: TokenIds[int], weights: TokenIds[float]
+        self, cache: Any, tokens: Sequence[int], weights: Sequence[float]
     ) -> LogitArray:
         """Append one position to a cache; return float32 `[vocabulary]` logits after it."""
         ...
@@ -53,13 +51,13 @@ class Superposing(Protocol):
 class NGrams:
     """N-gram counts of texts, for contexts of 1 to `depth` tokens."""
 
-    def __init__(self, texts: Iterable[TokenIds[int]], depth: int = 5) -> None:
+    def __init__(self, texts: Iterable[Sequence[int]], depth: int = 5) -> None:
         self._texts = Automaton(depth)
         for text in texts:
             self._texts.begin()
             self._texts.extend(text)
 
-    def context(self, tokens: TokenIds[int]) -> Context:
+    def context(self, tokens: Sequence[int]) -> Context:
         """Return the longest known context at the end of `tokens`."""
         context = (ROOT_STATE, 0)
         for token in tokens[-self._texts.depth :]:
@@ -98,13 +96,13 @@ class Draft:
 )
 def superpose(
     target: Target,
-    prompt: TokenIds[int],
+    prompt: Sequence[int],
     k: int,
     tokens: int,
     *,
     ngrams: NGrams | None = None,
     alpha: float = 0.0,
-    end: TokenIds[int] = (),
+    end: Sequence[int] = (),
 ) -> tuple[list[Draft], int]:
     """Return the `k` best continuations by superposed decoding, and the number of forwards.
 
@@ -133,7 +131,7 @@ def superpose(
     return drafts, forwards
 
 
-def weights(drafts: TokenIds[Draft]) -> ProbArray:
+def weights(drafts: Sequence[Draft]) -> ProbArray:
     """Return the drafts' probabilities, normalised, float64."""
     scores = np.array([draft.score for draft in drafts])
     shares = np.exp(scores - scores.max())
@@ -142,7 +140,7 @@ def weights(drafts: TokenIds[Draft]) -> ProbArray:
 
 
 def _extend(
-    drafts: TokenIds[Draft],
+    drafts: Sequence[Draft],
     logits: LogitArray,
     k: int,
     ngrams: NGrams | None,
@@ -193,7 +191,7 @@ def suggest(
     k: int = 3,
     tokens: int = 10,
     alpha: float | None = None,
-    corpus: List[str] = (),
+    corpus: Sequence[str] = (),
 ) -> Suggestions:
     """Continue a raw text in `k` ways by superposed decoding.
 

@@ -8,7 +8,7 @@ the right one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import ClassVar, Self
@@ -19,7 +19,7 @@ from paceline.core.options import arguments, require
 from paceline.core.types import ROOT, Budget, IntArray, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.methods.datastore.drafter import SuffixArray
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.candidates import CandidateTree
 
 # Best successors that are kept of a pair in the corpus.
@@ -72,7 +72,7 @@ class Trigrams:
             )
         return known
 
-    def adapt(self, text: List[int]) -> None:
+    def adapt(self, text: Sequence[int]) -> None:
         """Add to the weights of the tri-grams at the end of a text."""
         end = text[-WINDOW:]
         for first, second, token in zip(end, end[1:], end[2:], strict=False):
@@ -175,13 +175,15 @@ class TrigramSearch(Drafter):
     def reset(self) -> None:
         self.table = Trigrams(self._corpus)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         return [
             self._draft(sequence.tokens, budget).tree(self.name)
             for sequence, budget in zip(sequences, budgets, strict=True)
         ]
 
-    def _draft(self, text: List[int], budget: Budget) -> CandidateTree:
+    def _draft(self, text: Sequence[int], budget: Budget) -> CandidateTree:
         draft = CandidateTree()
         if not (budget.nodes and budget.depth) or len(text) < 2:
             return draft

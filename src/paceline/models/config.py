@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paceline.core.types import Denoises, LogitArray, ProbArray
+from paceline.core.types import CanvasTraits, LogitArray, ProbArray
 from paceline.errors import ModelError
 from paceline.models.ops import Activation, DeltaRule, Experts, Rotary
 
@@ -81,7 +81,7 @@ class ModelConfig:
     dense_layers: tuple[int, ...] = ()
     delta: DeltaRule | None = None
     recurrent: tuple[int, ...] = ()
-    denoises: Denoises | None = None
+    denoises: CanvasTraits | None = None
     pooling: Pooling = "last"
 
     def __post_init__(self) -> None:

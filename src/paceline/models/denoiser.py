@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from paceline.core.expressions import parse
 from paceline.core.options import require
-from paceline.core.types import Attention, Denoises
+from paceline.core.types import Attention, CanvasTraits
 from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
 from paceline.models.families import family_of
@@ -52,7 +52,7 @@ def denoises(
     entries: Mapping[str, Any],
     options: Mapping[str, Any],
     tokenizer_mask: Callable[[], int | None],
-) -> Denoises | None:
+) -> CanvasTraits | None:
     """Return how a model fills a canvas, None if nothing says that it does.
 
     Args:
@@ -93,7 +93,7 @@ def denoises(
         require(context % block == 0, "denoiser block", block, rule)
     ends = tuple(each for each in facts.get("ends", ()) if each in known)
     shifted, chain = (bool(facts.get(name)) for name in ("shift", "autoregressive"))
-    return Denoises(facts["mask"], facts["attention"], block, shifted, chain, ends)
+    return CanvasTraits(facts["mask"], facts["attention"], block, shifted, chain, ends)
 
 
 def _value(name: str, value: Any) -> Any:

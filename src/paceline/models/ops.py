@@ -172,16 +172,16 @@ class Ops(Protocol):
         """
         ...
 
-    def norm(self, x: Rows, name: str, *, plus: Rows = None, heads: int = 1) -> Rows:
-        """Return the norm of `x`, or of each of its heads, added to `plus` if given."""
+    def norm(self, x: Rows, name: str, *, residual: Rows = None, heads: int = 1) -> Rows:
+        """Return the norm of `x`, or of each of its heads, added to `residual` if given."""
         ...
 
     def linear(
-        self, x: Rows, names: Names, *, norm: Name = None, scale: float = 1.0, plus: Rows = None
+        self, x: Rows, names: Names, *, norm: Name = None, scale: float = 1.0, residual: Rows = None
     ) -> Rows:
         """Multiply by matrices `[out, in]`, their results side by side; `norm` comes before.
 
-        Returns `plus + scale * results`.
+        Returns `residual + scale * results`.
         """
         ...
 
@@ -277,9 +277,9 @@ class Ops(Protocol):
         name: str,
         experts: Experts,
         activation: Activation,
-        plus: Rows,
+        residual: Rows,
     ) -> Rows:
-        """Return `plus` and the weighted sum of the experts of each row, in order of their numbers.
+        """Return `residual` and the weighted sum of each row's experts, in order of their numbers.
 
         Matrices are `NAME.E.gate`, `NAME.E.up` and `NAME.E.down` of expert E.
         """

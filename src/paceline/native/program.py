@@ -167,12 +167,12 @@ class Program:
         to: Columns,
         norm: Any = None,
         eps: float = 0.0,
-        plus: Columns | None = None,
+        residual: Columns | None = None,
         heads: int = 1,
     ) -> None:
-        """Copy the rows that input `which` names, or all; norm each head (RMS), then add `plus`."""
+        """Copy the rows that `which` names, or all; norm each head (RMS), then add `residual`."""
         rows = -1 if which is None else self._input(which)
-        views = _view(plus), _view(to)
+        views = _view(residual), _view(to)
         kept = self.packed.keep(norm)
         self._add("gather", "gather", _view(at), rows, at.width, kept, eps, heads, *views)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -78,7 +78,7 @@ def best(logits: LogitArray, k: int) -> tuple[IntArray, LogitArray] | None:
     return (ids, values) if done == rows else None
 
 
-def rank_into(logits: LogitArray, tokens: List[int], table: array[int], width: int) -> bool:
+def rank_into(logits: LogitArray, tokens: Sequence[int], table: array[int], width: int) -> bool:
     """Write the top tokens of each row into a table; of a repeated token the last row counts.
 
     Args:

@@ -123,14 +123,16 @@ class TorchOps:
         out = functional.embedding(tokens, self._weights.tensor("embed"))
         return out if scale == 1.0 else out * scale
 
-    def norm(self, x: Tensor, name: str, *, plus: Tensor | None = None, heads: int = 1) -> Tensor:
+    def norm(
+        self, x: Tensor, name: str, *, residual: Tensor | None = None, heads: int = 1
+    ) -> Tensor:
         # In float32 or better.
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         wide = _parted(wide, wide.shape[-1] // heads) if heads > 1 else wide
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
         out = self._weights.tensor(name) * (wide * scale).to(x.dtype)
         out = out.flatten(-2) if heads > 1 else out
-        return out if plus is None else plus + out
+        return out if residual is None else residual + out
 
     def linear(
         self,
@@ -139,13 +141,13 @@ class TorchOps:
         *,
         norm: Name = None,
         scale: float = 1.0,
-        plus: Tensor | None = None,
+        residual: Tensor | None = None,
     ) -> Tensor:
         x = x if norm is None else self.norm(x, norm)
         parts = [self._weights.linear(x, name) for name in names]
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         out = out if scale == 1.0 else out * scale
-        return out if plus is None else plus + out
+        return out if residual is None else residual + out
 
     def gated(
         self, x: Tensor, names: Names, *, activation: Activation = "silu", norm: Name = None
@@ -237,9 +239,9 @@ class TorchOps:
         name: str,
         experts: Experts,
         activation: Activation,
-        plus: Tensor,
+        residual: Tensor,
     ) -> Tensor:
-        out = plus.clone()
+        out = residual.clone()
         for each in range(experts.count):
             (rows,) = weights[:, each].nonzero(as_tuple=True)
             if not len(rows) and len(x):  # of no rows all are read: it finds what is missing

@@ -5,8 +5,7 @@ stands under all of them.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from collections.abc import Sequence as List
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
 from math import exp, log
 from operator import mul
@@ -30,7 +29,7 @@ from paceline.policy.constants import (
     TOKEN_BELIEF,
     TOKEN_PRIOR,
 )
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 class DecayedMean:
@@ -163,7 +162,7 @@ class PlattScaling:
             DecayedMean(1 - 1 / LOGARITHMS, -1.0, LOGARITHMS) for _ in range(2)
         )
 
-    def acceptance(self, predicted: List[float]) -> list[float]:
+    def acceptance(self, predicted: Sequence[float]) -> list[float]:
         """Return acceptance probabilities, each given acceptance of the tokens before."""
         return list(map(self._scaled, map(_logit, predicted)))
 
@@ -173,7 +172,9 @@ class PlattScaling:
             return 0.0
         return float(acceptance ** (self._predicted.mean / self._accepted.mean))
 
-    def learn(self, predicted: List[float], tokens: List[int], committed: List[int]) -> None:
+    def learn(
+        self, predicted: Sequence[float], tokens: Sequence[int], committed: Sequence[int]
+    ) -> None:
         """Update from a drafted chain with its draft probabilities and the committed tokens."""
         for probability, token, right in zip(predicted, tokens, committed, strict=False):
             logit = _logit(probability)
@@ -210,17 +211,20 @@ class AcceptanceEstimates:
         self._calibration = Calibration()
         self._proposed: dict[int, TokenTree] = {}
 
-    def note(self, sequences: List[Sequence], drafts: List[TokenTree]) -> None:
+    def note(self, sequences: Sequence[Generation], drafts: Sequence[TokenTree]) -> None:
         """Note the drafts of this step, before anything is pruned."""
         self._proposed = {s.id: draft for s, draft in zip(sequences, drafts, strict=True)}
 
-    def score(self, sequence: Sequence, probability: float) -> float:
+    def score(self, sequence: Generation, probability: float) -> float:
         """Return the drafter's score of a token with that probability (inverse calibration)."""
         [score] = corrected([probability], 1 / self._calibration.factor(sequence.id))
         return score
 
     def learn(
-        self, sequences: List[Sequence], drafts: List[TokenTree], verdicts: List[Verdict]
+        self,
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
     ) -> None:
         """Calibrate by verdicts; an empty draft counts as dropped."""
         for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
@@ -230,16 +234,16 @@ class AcceptanceEstimates:
             else:
                 self._learn_unverified(sequence, verdict)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._calibration.close(sequence.id)
 
-    def of(self, sequence: Sequence, draft: TokenTree) -> list[float]:
+    def of(self, sequence: Generation, draft: TokenTree) -> list[float]:
         """Return calibrated acceptance probabilities of the nodes."""
         if draft.scores is None:
             return []
         return corrected(draft.scores.tolist(), self._calibration.factor(sequence.id))
 
-    def _learn_unverified(self, sequence: Sequence, verdict: Verdict) -> None:
+    def _learn_unverified(self, sequence: Generation, verdict: Verdict) -> None:
         # A dropped draft shows whether its first tokens would have been accepted. Without this,
         # a drafter that did not pay once would never be tried again.
         draft = self._proposed.get(sequence.id)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as List
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -12,7 +11,7 @@ from paceline.core.options import arguments, require
 from paceline.core.types import Budget, Described, TokenTree, Verdict
 from paceline.errors import InvalidOption
 from paceline.policy.cost import CostModel
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 # Nodes or levels of a draft.
 MOST = 65536
@@ -72,24 +71,26 @@ class Controller(Described, ABC):
         return cls(**context.chosen(cls))
 
     @abstractmethod
-    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+    def budgets(self, sequences: Sequence[Generation]) -> list[Budget]:
         """Return the largest draft worth asking for, per sequence."""
 
-    def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
+    def select(
+        self, sequences: Sequence[Generation], drafts: Sequence[TokenTree]
+    ) -> list[TokenTree]:
         """Return the part of each draft worth verifying. Sampled drafts must pass unchanged."""
         return list(drafts)
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
         draft_seconds: float,
         forward_seconds: float,
     ) -> None:
         """Learn from a step: what was verified, what was accepted, what it cost."""
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         """Drop a sequence that has ended."""
 
 
@@ -115,5 +116,5 @@ class Fixed(Controller):
             raise InvalidOption("controller 'fixed' needs a size: give nodes, depth or both")
         return cls(**size)
 
-    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+    def budgets(self, sequences: Sequence[Generation]) -> list[Budget]:
         return [self._budget] * len(sequences)

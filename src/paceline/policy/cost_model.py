@@ -8,7 +8,7 @@ pruned: lossless.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from itertools import accumulate
 from math import inf
 from operator import itemgetter
@@ -36,7 +36,7 @@ from paceline.policy.constants import (
 from paceline.policy.controller import Controller, ControllerContext
 from paceline.policy.cost import CostModel
 from paceline.policy.draft_gate import DraftCost, DraftGate
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 # Factor by which a draft must beat plain decoding: costs are known no better than that.
 MARGIN = 1.02
@@ -46,7 +46,7 @@ _MEMORY = 0.98
 
 
 def best_depths(
-    reach: List[List[float]],
+    reach: Sequence[Sequence[float]],
     costs: CostModel,
     level_seconds: float = 0.0,
     beside: int = 0,
@@ -109,7 +109,9 @@ class ChainSizer:
         self._gate = DraftGate.every(CHAIN_RETRY)
         self._cost = DraftCost()
 
-    def budgets(self, sequences: List[Sequence], costs: CostModel, beside: int) -> list[Budget]:
+    def budgets(
+        self, sequences: Sequence[Generation], costs: CostModel, beside: int
+    ) -> list[Budget]:
         """Return the depths that commit most tokens per second together (`best_depths`)."""
         self._reach.step += 1
         depths = self._best(sequences, costs, beside)
@@ -123,9 +125,9 @@ class ChainSizer:
 
     def learn(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
         draft_seconds: float,
         costs: CostModel,
     ) -> None:
@@ -144,10 +146,10 @@ class ChainSizer:
             self._gate.lose(took / seconds[0] - 1 - right / roots)
             self._level_seconds += LEVEL_SMOOTHING * (draft_seconds / deepest - self._level_seconds)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._reach.close(sequence.id)
 
-    def _best(self, sequences: List[Sequence], costs: CostModel, beside: int) -> list[int]:
+    def _best(self, sequences: Sequence[Generation], costs: CostModel, beside: int) -> list[int]:
         reach = []
         for sequence in sequences:
             allowed = sequence.speculation.cap(self._limit).depth
@@ -155,7 +157,7 @@ class ChainSizer:
         return best_depths(reach, costs, self._level_seconds, beside)
 
 
-def batch_gains(ranked: List[tuple[float, int]], roots: int, queue: int) -> list[float]:
+def batch_gains(ranked: Sequence[tuple[float, int]], roots: int, queue: int) -> list[float]:
     """Return the worth of a step with the first 0, 1, ... of the ranked nodes, in tokens.
 
     While requests wait, all tokens count alike. Otherwise a batch lasts as long as its slowest
@@ -192,7 +194,7 @@ class Sizing:
 
     def choose(
         self,
-        gains: List[float],
+        gains: Sequence[float],
         roots: int,
         costs: CostModel,
         beside: int = 0,
@@ -223,7 +225,7 @@ class Sizing:
         return best
 
 
-def _best(gains: List[float], rate: float, seconds: List[float]) -> int:
+def _best(gains: Sequence[float], rate: float, seconds: Sequence[float]) -> int:
     # Most tokens beyond what the time is worth.
     left = [gain - rate * spent for gain, spent in zip(gains, seconds, strict=True)]
     return left.index(max(left))
@@ -291,7 +293,7 @@ class CostModelController(Controller):
         costs = copy.deepcopy(context.costs())  # refined by this controller alone
         return cls(costs, **context.chosen(cls))
 
-    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+    def budgets(self, sequences: Sequence[Generation]) -> list[Budget]:
         if not self._scored:
             return self._chains.budgets(sequences, self.costs, self.beside)
         worth = self._worth = self._worth_of(len(sequences))
@@ -309,13 +311,17 @@ class CostModelController(Controller):
         depth, score = self._limit.depth, self._acceptance.score
         return [Budget(nodes, depth, score(s, least), row) for s in sequences]
 
-    def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
+    def select(
+        self, sequences: Sequence[Generation], drafts: Sequence[TokenTree]
+    ) -> list[TokenTree]:
         begin = perf_counter()
         chosen = self._select(sequences, drafts)
         self._choosing = perf_counter() - begin
         return chosen
 
-    def _select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
+    def _select(
+        self, sequences: Sequence[Generation], drafts: Sequence[TokenTree]
+    ) -> list[TokenTree]:
         roots = len(sequences)
         if self._idle_step:
             self._verified = 0
@@ -362,9 +368,9 @@ class CostModelController(Controller):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
         draft_seconds: float,
         forward_seconds: float,
     ) -> None:
@@ -390,7 +396,7 @@ class CostModelController(Controller):
         plain = self.costs.time(roots, roots)
         worth.gate.lose((counted - saved) / plain)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._acceptance.close(sequence)
         self._chains.close(sequence)
 
@@ -405,7 +411,7 @@ class CostModelController(Controller):
         return self._scored and not self._asked
 
 
-def _part(draft: TokenTree, nodes: List[int]) -> TokenTree:
+def _part(draft: TokenTree, nodes: Sequence[int]) -> TokenTree:
     # Equal scores may split a path: only nodes whose ancestors are among them.
     if len(nodes) == len(draft):
         return draft

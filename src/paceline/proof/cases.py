@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as List
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -26,8 +25,8 @@ from paceline.drafters.base import Drafter
 from paceline.errors import InvalidOption
 from paceline.proof.tabular import DistributionOf, LogitsOf, TabularModel
 from paceline.registry import table as registry
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Draw, Purpose, Randomness
-from paceline.sampling.sequence import Sequence
 from paceline.trees.base import DistributionRequest, TreeExpansion, run_batched
 from paceline.trees.deterministic import ExpandRerank, SharedNoise, Static
 from paceline.trees.drawn import Branching, Iid, Paths, StochasticBeam, TopAndOne
@@ -105,7 +104,9 @@ class FunctionDrafter(Drafter):
     def __init__(self, propose: Propose) -> None:
         self._propose = propose
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         return [
             self._propose(tuple(s.tokens), s.randomness, b)
             for s, b in zip(sequences, budgets, strict=True)

@@ -25,8 +25,8 @@ from paceline.proof.tabular import (
     TabularTarget,
     processed,
 )
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import KeyedRandomness, Randomness
-from paceline.sampling.sequence import Sequence as Generation
 from paceline.verifiers.base import Verifier
 
 

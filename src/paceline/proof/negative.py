@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -253,7 +252,12 @@ class ForgetsToNormalise(Recursive):
     lossless: ClassVar[bool] = False
 
     def _decide(
-        self, draft: TokenTree, children: List[int], p: Distribution, q: Distribution, coin: Coin
+        self,
+        draft: TokenTree,
+        children: Sequence[int],
+        p: Distribution,
+        q: Distribution,
+        coin: Coin,
     ) -> int | Distribution:
         for sibling, child in enumerate(children):
             token = int(draft.tokens[child])
@@ -281,7 +285,12 @@ class SortsSiblings(RecursiveDistinct):
     lossless: ClassVar[bool] = False
 
     def _decide(
-        self, draft: TokenTree, children: List[int], p: Distribution, q: Distribution, coin: Coin
+        self,
+        draft: TokenTree,
+        children: Sequence[int],
+        p: Distribution,
+        q: Distribution,
+        coin: Coin,
     ) -> int | Distribution:
         ordered = sorted(children, key=lambda child: -q.prob(int(draft.tokens[child])))
         return super()._decide(draft, ordered, p, q, coin)
@@ -294,7 +303,12 @@ class MergesRepeats(Recursive):
     lossless: ClassVar[bool] = False
 
     def _decide(
-        self, draft: TokenTree, children: List[int], p: Distribution, q: Distribution, coin: Coin
+        self,
+        draft: TokenTree,
+        children: Sequence[int],
+        p: Distribution,
+        q: Distribution,
+        coin: Coin,
     ) -> int | Distribution:
         return super()._decide(draft, list(dict.fromkeys(children)), p, q, coin)
 
@@ -307,7 +321,12 @@ class CorrectsUnscaled(MultiDraft):
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"iid", "paths"})
 
     def _decide(
-        self, draft: TokenTree, children: List[int], p: Distribution, q: Distribution, coin: Coin
+        self,
+        draft: TokenTree,
+        children: Sequence[int],
+        p: Distribution,
+        q: Distribution,
+        coin: Coin,
     ) -> int | Distribution:
         rho = scale(p, q, len(children))
         for sibling, child in enumerate(children):
@@ -325,7 +344,12 @@ class ForgetsTheArgmax(MultiDraft):
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"top_and_one"})
 
     def _decide(
-        self, draft: TokenTree, children: List[int], p: Distribution, q: Distribution, coin: Coin
+        self,
+        draft: TokenTree,
+        children: Sequence[int],
+        p: Distribution,
+        q: Distribution,
+        coin: Coin,
     ) -> int | Distribution:
         token = int(draft.tokens[children[-1]])
         return children[-1] if coin(min(1.0, p.prob(token) / q.prob(token)), 0) else residual(p, q)

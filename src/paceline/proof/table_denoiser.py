@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.target import Layer, Output, Rows
-from paceline.core.types import Attention, Capabilities, Denoises, ProbArray
+from paceline.core.types import Attention, CanvasTraits, Capabilities, ProbArray
 
 
 class TableDenoiser:
@@ -37,10 +37,12 @@ class TableDenoiser:
         self.mask, self.end = self.symbols, self.symbols + 1
         self.begin = begin
         self.forwards: list[int] = []
-        self._facts = Denoises(self.mask, attention, block, shifted, autoregressive, (self.end,))
+        self._facts = CanvasTraits(
+            self.mask, attention, block, shifted, autoregressive, (self.end,)
+        )
 
     @property
-    def facts(self) -> Denoises:
+    def facts(self) -> CanvasTraits:
         return self._facts
 
     @property

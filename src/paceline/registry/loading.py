@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.core.cache import read_text
 from paceline.core.target import Head, RuntimeOptions
-from paceline.core.types import Denoising, SamplingParams
+from paceline.core.types import CanvasParams, SamplingParams
 from paceline.denoising.decoder import DenoisingDecoder
 from paceline.drafters.resources import Loaded, Resources
 from paceline.engine.engine import Engine
@@ -298,7 +298,7 @@ def _canvas_decoder(loaded: Loaded, asked: Options) -> tuple[DenoisingDecoder, d
     target = loaded.target
     facts = target.capabilities.denoises
     assert facts is not None
-    canvas = Denoising(asked.sampler, asked.block, asked.canvas_cache)
+    canvas = CanvasParams(asked.sampler, asked.block, asked.canvas_cache)
     ends = (*loaded.tokenizer.eos_token_ids, *facts.ends)
     stops = StopRules(ends, target.capabilities.max_context)
     decoder = DenoisingDecoder(target, facts, stops, make_parts, canvas)

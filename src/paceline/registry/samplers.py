@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.core.expressions import Expression, parse
 from paceline.core.options import arguments
-from paceline.core.types import Attention, Denoises, Denoising
+from paceline.core.types import Attention, CanvasParams, CanvasTraits
 from paceline.denoising.caches import CachePlan
 from paceline.denoising.process import Sampler
 from paceline.denoising.unmasking import Rule
@@ -61,7 +61,7 @@ def _found(kind: registry.Kind, method: Expression, files: bool) -> tuple[Any, d
     return factory, arguments(factory, kind, method.options, "inner", files=files)
 
 
-def make_parts(options: Denoising, facts: Denoises) -> tuple[Sampler, CachePlan]:
+def make_parts(options: CanvasParams, facts: CanvasTraits) -> tuple[Sampler, CachePlan]:
     """Build what the options of a request name; InvalidOption if there is none.
 
     Without a name: the default of the attention, and the exact cache if the model has any.

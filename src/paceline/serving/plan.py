@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from msgspec.structs import asdict
 
 from paceline.core.constraint import Constraint
-from paceline.core.types import PRESETS, Denoising, SamplingParams, Speculation
+from paceline.core.types import PRESETS, CanvasParams, SamplingParams, Speculation
 from paceline.engine.engine import Prepared
 from paceline.errors import PromptError
 from paceline.models.generation import completed
@@ -281,7 +281,7 @@ def _plan(
     if body.denoising is not None:
         if body.denoising.sampler is not None:
             make_sampler(body.denoising.sampler, files=False)
-        asked["denoising"] = Denoising(**asdict(body.denoising))
+        asked["denoising"] = CanvasParams(**asdict(body.denoising))
     return Plan([model.engine.prepare(ids, params, **asked) for ids in prompts], seed)
 
 

@@ -29,9 +29,9 @@ from paceline.core.types import (
 )
 from paceline.errors import InvalidOption
 from paceline.sampling.distributions import without
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.sampling.sampler import top_k_ids
-from paceline.sampling.sequence import Sequence as Decoded
 
 
 class DistributionRequest(NamedTuple):
@@ -159,7 +159,7 @@ class BestFirst(Generic[Item]):
 
 def expand(
     expansion: TreeExpansion,
-    sequences: Sequence[Decoded],
+    sequences: Sequence[Generation],
     budgets: Sequence[Budget],
     depths: Iterable[int],
     distributions: Callable[[list[int], list[DistributionRequest]], Sequence[list[Distribution]]],

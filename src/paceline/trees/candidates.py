@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -34,14 +33,14 @@ class CandidateTree(Builder):
 
     def __init__(self) -> None:
         super().__init__()
-        self._offers: dict[int, List[Offer]] = {}
+        self._offers: dict[int, Sequence[Offer]] = {}
 
     @classmethod
     def grow(
         cls,
         place: Place,
         budget: Budget,
-        offers: Callable[[Place, float], List[Offer]],
+        offers: Callable[[Place, float], Sequence[Offer]],
         follow: Callable[[Place, int], Place],
     ) -> CandidateTree:
         """Expand the most probable nodes first.
@@ -70,7 +69,7 @@ class CandidateTree(Builder):
         return guess
 
     @classmethod
-    def chain(cls, steps: List[Offer]) -> CandidateTree:
+    def chain(cls, steps: Sequence[Offer]) -> CandidateTree:
         """Build a chain; each probability is conditional on the tokens before."""
         guess, node, reach = cls(), ROOT, 1.0
         for offer in steps:
@@ -84,7 +83,7 @@ class CandidateTree(Builder):
         """Expected accepted tokens."""
         return sum(self.scores)
 
-    def learn(self, committed: List[int], rates: HitRates) -> None:
+    def learn(self, committed: Sequence[int], rates: HitRates) -> None:
         """Count candidates along the committed tokens: misses, up to the hit at each node."""
         node: int | None = ROOT
         for token in committed:

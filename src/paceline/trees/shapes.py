@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -163,7 +163,7 @@ class RankCounts:
             if rank is not None and rank < self.hits.shape[1]:
                 self.hits[depth, rank] += 1
 
-    def observe(self, draft: TokenTree, committed: List[int]) -> None:
+    def observe(self, draft: TokenTree, committed: Sequence[int]) -> None:
         """Count a draft whose siblings are in rank order, as proposed, before pruning.
 
         `committed` are the tokens after its root, also of later steps.

@@ -4,8 +4,7 @@ and what a constraint forces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as List
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -16,7 +15,7 @@ from paceline.core.constraint import ConstraintState
 from paceline.core.types import ROOT, Budget, TokenTree
 from paceline.networks.runner import Chain
 from paceline.policy.constants import AGREEING
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 # Name of the drafter of forced runs.
 SOURCE = "grammar"
@@ -99,7 +98,7 @@ def _together(
     return scores
 
 
-def with_runner_ups(chain: Chain, chances: List[float], room: int, source: str) -> TokenTree:
+def with_runner_ups(chain: Chain, chances: Sequence[float], room: int, source: str) -> TokenTree:
     """Return the first tokens of a network's chain, and up to `room` runner-ups as leaves.
 
     The chain stands first, so that no cache row has to be moved to retain it. `chances` are the
@@ -128,7 +127,7 @@ def with_runner_ups(chain: Chain, chances: List[float], room: int, source: str) 
     )
 
 
-def constrained(sequence: Sequence, draft: TokenTree, most: Budget, branches: bool) -> TokenTree:
+def constrained(sequence: Generation, draft: TokenTree, most: Budget, branches: bool) -> TokenTree:
     """Return a deterministic draft cut to what may be said, with a forced run, within `most`.
 
     The target decides about the run like about any draft. `branches`: drafts may be trees, else the
@@ -153,7 +152,7 @@ def _allowed(state: ConstraintState, draft: TokenTree) -> TokenTree:
     # A node is tried once: with the first leaf below it.
     good: dict[int, bool] = {ROOT: True}
     for path in trees.leaf_paths(draft):
-        tokens: List[int] = draft.tokens[list(path)].tolist()
+        tokens: Sequence[int] = draft.tokens[list(path)].tolist()
         count = state.valid(tokens)
         good.update((node, place < count) for place, node in enumerate(path))
     kept = [node for node in range(len(draft)) if good[node]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from paceline.methods.networks.hydra import HydraDrafter
 from paceline.methods.networks.longspec import LongSpecDrafter
 from paceline.methods.prompt_lookup import PromptLookup
 from paceline.policy.controller import Fixed
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Coupled
 
 GREEDY = SamplingParams(max_new_tokens=24)
@@ -42,20 +42,22 @@ class Notes(Drafter):
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self.calls.append(("open", sequence.id))
 
-    def read(self, sequence: Sequence, features: Any) -> None:
+    def read(self, sequence: Generation, features: Any) -> None:
         self.calls.append(("read", sequence.id, features[:, 0].tolist()))
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         self.calls.append(("propose", *(each.id for each in sequences)))
         return [trees.chain([7, 7])] * len(sequences)
 
     def observe(self, sequences: Any, drafts: Any, verdicts: Any, outputs: Any) -> None:
         self.calls.append(("observe", *(each.id for each in sequences)))
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self.calls.append(("close", sequence.id))
 
     def heard(self) -> list[tuple[Any, ...]]:
@@ -64,7 +66,7 @@ class Notes(Drafter):
         return calls
 
 
-def step(drafter: Drafter, sequences: List[Sequence]) -> list[TokenTree]:
+def step(drafter: Drafter, sequences: Sequence[Generation]) -> list[TokenTree]:
     """Propose and observe; of each draft of two nodes the second alone is accepted."""
     drafts = drafter.propose(sequences, [Budget(2, 2)] * len(sequences))
     rows = np.array([[1.0], [2.0], [3.0]], dtype=np.float32)
@@ -83,7 +85,7 @@ def beside_none(drafter: Drafter) -> FallbackDrafter:
 def test_batches_are_not_heard_of_and_the_last_sequence_goes_on() -> None:
     notes = Notes()
     alone = beside_none(notes)
-    one, two = (Sequence.start(id, [1, 2, 3], GREEDY) for id in (1, 2))
+    one, two = (Generation.start(id, [1, 2, 3], GREEDY) for id in (1, 2))
     for each in (one, two):
         alone.open(each)
         alone.read(each, np.zeros((2, 1), dtype=np.float32))
@@ -122,7 +124,7 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def forward(self, passes: List[Rows]) -> list[Output]:
+    def forward(self, passes: Sequence[Rows]) -> list[Output]:
         self.wanted.append([each.features for each in passes])
         return self._target.forward(passes)  # type: ignore[no-any-return]
 
@@ -131,14 +133,14 @@ def shrinking(
     target: Any,
     drafter: Drafter,
     params: SamplingParams = GREEDY,
-    prompts: List[list[int]] = PROMPTS,
-) -> tuple[list[Sequence], list[int]]:
+    prompts: Sequence[list[int]] = PROMPTS,
+) -> tuple[list[Generation], list[int]]:
     """A batch of which one sequence is left halfway, and the batch of every step."""
     stops = StopRules((), target.capabilities.max_context)
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(2, 2), stops)
     short = replace(params, max_new_tokens=8)
     sequences = [
-        Sequence.start(i, prompt, short if i else params) for i, prompt in enumerate(prompts)
+        Generation.start(i, prompt, short if i else params) for i, prompt in enumerate(prompts)
     ]
     for sequence in sequences:
         decoder.open(sequence)
@@ -165,19 +167,21 @@ class Shadowed(Drafter):
         self.rows: list[Any] = []
         self.compared = 0
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self.drafter.open(sequence)
 
-    def unread(self, sequence: Sequence) -> int:
+    def unread(self, sequence: Generation) -> int:
         return self.drafter.unread(sequence)
 
-    def read(self, sequence: Sequence, features: Any) -> None:
+    def read(self, sequence: Generation, features: Any) -> None:
         self.drafter.read(sequence, features)
         if not sequence.id:
             self.rows = [features]
             self.tokens = sequence.tokens[1:]
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         [alone] = sequences
         drafts = self.drafter.propose(sequences, budgets)
         begun = replace(alone, id=-1, tokens=[0, *self.tokens])
@@ -196,7 +200,7 @@ class Shadowed(Drafter):
         self.rows.append(outputs[0].features[rows])
         self.tokens = self.tokens + alone.tokens[-len(rows) :]
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self.drafter.close(sequence)
 
 
@@ -225,7 +229,7 @@ def test_other_rows_give_other_drafts() -> None:
     """Negative control: without the rows before the batch, the comparison fails."""
 
     class Forgets(Shadowed):
-        def read(self, sequence: Sequence, features: Any) -> None:
+        def read(self, sequence: Generation, features: Any) -> None:
             super().read(sequence, features)
             if not sequence.id:
                 self.rows, self.tokens = [features[:0]], []
@@ -254,7 +258,7 @@ def test_prompts_read_beside_a_batch_give_their_features() -> None:
     stops = StopRules((), CONFIG.max_context)
     drafter = FallbackDrafter([PromptLookup(), network])
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(2, 2), stops)  # type: ignore[arg-type]
-    one, two, late = (Sequence.start(i, PROMPTS[i], GREEDY) for i in (0, 1, 2))
+    one, two, late = (Generation.start(i, PROMPTS[i], GREEDY) for i in (0, 1, 2))
     decoder.open(one)
     decoder.open(two)
     decoder.admit(late)

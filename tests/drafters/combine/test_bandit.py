@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -30,7 +30,7 @@ from paceline.errors import InvalidOption
 from paceline.methods.prompt_lookup import PromptLookup
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget, processed
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.deterministic import SharedNoise
 from paceline.trees.drawn import Iid
 from paceline.verifiers.base import Verifier
@@ -58,7 +58,7 @@ class Guesses(Drafter):
 
     name: ClassVar[str] = "guesses"
 
-    def __init__(self, clock: Clock, chances: List[float], price: float = 0.0) -> None:
+    def __init__(self, clock: Clock, chances: Sequence[float], price: float = 0.0) -> None:
         self.kind: SamplingScheme | None = None
         self.turns: Counter[int] = Counter()
         self.heard: list[int] = []
@@ -69,28 +69,30 @@ class Guesses(Drafter):
         self._price = price
         self._generator = np.random.default_rng(1)
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self.opened.add(sequence.id)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self.opened.discard(sequence.id)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         self.asked += budgets
         return [self._propose(*each) for each in zip(sequences, budgets, strict=True)]
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         self.heard += [len(draft) for draft in drafts]
         for verdict, output in zip(verdicts, outputs, strict=True):
             assert len(output.logits) > len(verdict.path)
 
-    def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
+    def _propose(self, sequence: Generation, budget: Budget) -> TokenTree:
         if not budget.nodes:
             return trees.EMPTY
         self._clock.now += self._price
@@ -111,7 +113,7 @@ class Slow(TabularTarget):
         super().__init__(MODEL.logits, VOCABULARY)
         self._clock = clock
 
-    def forward(self, passes: List[object]) -> list[Output]:  # type: ignore[override]
+    def forward(self, passes: Sequence[object]) -> list[Output]:  # type: ignore[override]
         self._clock.now += 1.0
         return super().forward(passes)  # type: ignore[arg-type]
 
@@ -122,14 +124,14 @@ def decode(
     count: int = 1,
     params: SamplingParams = GREEDY,
     verifier: Verifier | None = None,
-    speculations: List[Speculation] = (),
+    speculations: Sequence[Speculation] = (),
 ) -> list[list[int]]:
     """Tokens of a batch."""
     stops = StopRules((), 4096)
     decoder = AutoregressiveDecoder(Slow(clock), drafter, verifier or Coupled(), Fixed(4, 4), stops)
     rules = [*speculations, *[Speculation()] * count][:count]
     sequences = [
-        Sequence.start(id, [id, 1, 2], params, speculation=rule) for id, rule in enumerate(rules)
+        Generation.start(id, [id, 1, 2], params, speculation=rule) for id, rule in enumerate(rules)
     ]
     for sequence in sequences:
         decoder.open(sequence)

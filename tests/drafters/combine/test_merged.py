@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -28,7 +28,7 @@ from paceline.drafters.combine.base import MOST_PARTS
 from paceline.drafters.combine.merged import _LEVELS, Blended, Blender, Merged, _scores
 from paceline.errors import InvalidOption
 from paceline.policy.acceptance import HitRates
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.candidates import CandidateTree, Offer
 
 BUDGET = Budget(6, 4)
@@ -44,23 +44,25 @@ class Says(Drafter):
         self.draft = draft
         self.seen: list[str] = []
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self.seen.append("open")
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         named = replace(self.draft, source=self.name)
         return [trees.limit(named, budget.nodes, budget.depth) for budget in budgets]
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         self.seen.append(f"observe {drafts[0].tokens.tolist()}")
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self.seen.append("close")
 
     def reset(self) -> None:
@@ -71,11 +73,11 @@ def scored(tokens: list[int], parents: list[int], scores: list[float]) -> TokenT
     return TokenTree(np.array(tokens), np.array(parents), scores=np.array(scores))
 
 
-def start(tokens: list[int], id: int = 0) -> Sequence:
-    return Sequence.start(id, tokens, SamplingParams())
+def start(tokens: list[int], id: int = 0) -> Generation:
+    return Generation.start(id, tokens, SamplingParams())
 
 
-def step(drafter: Drafter, sequence: Sequence, truth: list[int]) -> TokenTree:
+def step(drafter: Drafter, sequence: Generation, truth: list[int]) -> TokenTree:
     """Propose, and commit `truth` as if it had been accepted."""
     [draft] = drafter.propose([sequence], [BUDGET])
     sequence.tokens += truth
@@ -145,11 +147,11 @@ def test_merged_drafts_are_trees_within_the_budget(
 _ABSENT = -2
 
 
-def blended(blender: Blender, drafts: List[TokenTree], budget: Budget) -> Blended:
+def blended(blender: Blender, drafts: Sequence[TokenTree], budget: Budget) -> Blended:
     """The reference of `Blender.blend`."""
     readers = [_Reader(draft) for draft in drafts]
 
-    def offers(place: tuple[int, ...], reach: float) -> List[Offer]:
+    def offers(place: tuple[int, ...], reach: float) -> Sequence[Offer]:
         return _offers(blender, readers, place)
 
     def follow(place: tuple[int, ...], token: int) -> tuple[int, ...]:
@@ -163,7 +165,9 @@ def blended(blender: Blender, drafts: List[TokenTree], budget: Budget) -> Blende
     return guess, [_first(place) for place in places]
 
 
-def _offers(blender: Blender, readers: List[_Reader], place: tuple[int, ...]) -> List[Offer]:
+def _offers(
+    blender: Blender, readers: Sequence[_Reader], place: tuple[int, ...]
+) -> Sequence[Offer]:
     found: dict[int, tuple[float, int]] = {}
     for index, (reader, node) in enumerate(zip(readers, place, strict=True)):
         for token, chance in reader.offers(node):
@@ -191,7 +195,7 @@ class _Reader:
             chance = scores[node] / above if above else 0.0
             self._offers.setdefault(parent, []).append((token, chance))
 
-    def offers(self, node: int) -> List[tuple[int, float]]:
+    def offers(self, node: int) -> Sequence[tuple[int, float]]:
         return self._offers.get(node, ())
 
     def child(self, node: int, token: int) -> int:

@@ -19,7 +19,7 @@ from paceline.errors import InvalidOption
 from paceline.methods.prompt_lookup import PromptLookup
 from paceline.policy.acceptance import Calibration
 from paceline.registry.options import Options
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.union import weighed
 from paceline.verifiers.base import walk
 
@@ -33,7 +33,7 @@ class Says(Guesses):
         super().__init__(clock, [chance], price)
         self.says = chance if says is None else says
 
-    def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
+    def _propose(self, sequence: Generation, budget: Budget) -> TokenTree:
         draft = super()._propose(sequence, budget)
         return replace(draft, scores=self.says ** np.arange(1, len(draft) + 1))
 
@@ -81,11 +81,11 @@ class Fixed(Says):
         super().__init__(Clock(), 1.0, 0.0)
         self.draft = trees.chain(tokens, self.name, scores=np.array(scores))
 
-    def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
+    def _propose(self, sequence: Generation, budget: Budget) -> TokenTree:
         return self.draft if budget.nodes else trees.EMPTY
 
 
-def step(prefer: FallbackDrafter, sequence: Sequence, committed: list[int]) -> TokenTree:
+def step(prefer: FallbackDrafter, sequence: Generation, committed: list[int]) -> TokenTree:
     """Propose, verify against what is committed, observe."""
     [draft] = prefer.propose([sequence], [Budget(9, 9)])
     verdict = walk(draft, lambda node, depth: committed[depth])
@@ -172,7 +172,7 @@ def test_copies_are_not_asked_for_what_is_drawn_freely(temperature: float, follo
     parts = Says(clock, 0.9, 0.0), Says(clock, 0.5, 0.0)
     parts[1].gumbel_coupled = follows
     prefer = FallbackDrafter(parts, clock=clock)
-    sequence = Sequence.start(0, [0, 1, 2], SamplingParams(temperature=temperature))
+    sequence = Generation.start(0, [0, 1, 2], SamplingParams(temperature=temperature))
     prefer.open(sequence)
     prefer.propose([sequence], [Budget(1, 1)])
     free = follows and temperature == 1

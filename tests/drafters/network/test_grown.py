@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,9 +27,9 @@ from paceline.policy.controller import Fixed
 from paceline.proof.compare import max_error, target_joint
 from paceline.proof.oracle import enumerate_distribution
 from paceline.proof.tabular import TabularModel, TabularTarget, processed
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Randomness
 from paceline.sampling.sampler import Sampler
-from paceline.sampling.sequence import Sequence
 from paceline.trees.base import TreeExpansion
 from paceline.trees.choice import named_expansion
 from paceline.trees.deterministic import ExpandRerank
@@ -58,11 +58,11 @@ def drafter_of(
 
 def drafts_of(
     runner: TableRunner, growth: TreeExpansion, params: SamplingParams, budgets: list[Budget]
-) -> tuple[list[Sequence], list[TokenTree]]:
+) -> tuple[list[Generation], list[TokenTree]]:
     """First drafts of a batch."""
     drafter = drafter_of(runner, growth)
     prompts = [[3, 1], [2], [1, 1, 5], [0, 4]]
-    sequences = [Sequence.start(i, p, params) for i, p in enumerate(prompts[: len(budgets)])]
+    sequences = [Generation.start(i, p, params) for i, p in enumerate(prompts[: len(budgets)])]
     for sequence in sequences:
         drafter.open(sequence)
     return sequences, drafter.propose(sequences, budgets)
@@ -72,7 +72,7 @@ def generate(
     runner: TableRunner,
     growth: TreeExpansion,
     verifier: Verifier,
-    sequence: Sequence,
+    sequence: Generation,
     p: TabularModel,
     kind: type[TrainedDrafter] = DraftLMDrafter,
 ) -> list[int]:
@@ -112,7 +112,7 @@ def test_the_output_law_is_the_target_s(
     params = SamplingParams(temperature=0.8, max_new_tokens=3, presence_penalty=0.5)
 
     def run(randomness: Randomness) -> tuple[int, ...]:
-        sequence = Sequence.start(0, [1], params)
+        sequence = Generation.start(0, [1], params)
         sequence.randomness = randomness
         runner = TableRunner(q, np.array([0, 2]), width=width)
         return tuple(generate(runner, growth, verifier, sequence, p))
@@ -130,7 +130,9 @@ def test_rows_that_claim_more_tokens_than_were_drawn_from_break_the_law() -> Non
         name = "draft-lm"
         needs = Needs()
 
-        def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        def propose(
+            self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+        ) -> list[TokenTree]:
             [draft] = super().propose(sequences, budgets)
             if draft.sampling is None:
                 return [draft]
@@ -142,7 +144,7 @@ def test_rows_that_claim_more_tokens_than_were_drawn_from_break_the_law() -> Non
             return [replace(draft, sampling=replace(draft.sampling, rows=rows))]
 
     def run(kind: type[TrainedDrafter], randomness: Randomness) -> tuple[int, ...]:
-        sequence = Sequence.start(0, [1], params)
+        sequence = Generation.start(0, [1], params)
         sequence.randomness = randomness
         runner = TableRunner(q, np.array([0, 2]))
         return tuple(generate(runner, Iid([1]), Rejection(), sequence, p, kind))
@@ -260,7 +262,7 @@ def test_a_level_costs_one_call_for_the_whole_batch() -> None:
 @pytest.mark.parametrize("verifier", [Greedy(), Coupled(), SampleMatch()], ids=lambda v: v.name)
 @pytest.mark.parametrize("named", ["expand-rerank-3", "static-recycling", "shared-noise-2.1"])
 def test_greedy_texts_are_those_of_plain_decoding(verifier: Verifier, named: str) -> None:
-    sequence = Sequence.start(0, [1, 4], SamplingParams(max_new_tokens=20))
+    sequence = Generation.start(0, [1, 4], SamplingParams(max_new_tokens=20))
     found = generate(TableRunner(SMALL, IDS), named_expansion(named), verifier, sequence, BIG)
     context = [1, 4]
     for _ in range(20):

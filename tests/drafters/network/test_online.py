@@ -35,7 +35,7 @@ from paceline.networks.runner import Chain, ContextUpdate
 from paceline.networks.weights import Trained, load_network, save_network
 from paceline.policy.controller import Fixed
 from paceline.runtimes.torch.target import TorchTarget
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Coupled
 
 CONFIG = replace(tiny_config(vocab_size=64), hidden_size=32, head_dim=8, ffn_size=48)
@@ -89,11 +89,11 @@ def learning(
     return drafter
 
 
-def generate(target: TorchTarget, drafter: Drafter, params: SamplingParams) -> list[Sequence]:
+def generate(target: TorchTarget, drafter: Drafter, params: SamplingParams) -> list[Generation]:
     """All prompts in one batch."""
     stops = StopRules((), CONFIG.max_context)
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(3, 3), stops)
-    sequences = [Sequence.start(i, prompt, params) for i, prompt in enumerate(PROMPTS)]
+    sequences = [Generation.start(i, prompt, params) for i, prompt in enumerate(PROMPTS)]
     for sequence in sequences:
         decoder.open(sequence)
     while active := [each for each in sequences if not each.finish_reason]:
@@ -103,7 +103,7 @@ def generate(target: TorchTarget, drafter: Drafter, params: SamplingParams) -> l
     return sequences
 
 
-def accepted(sequences: list[Sequence]) -> float:
+def accepted(sequences: list[Generation]) -> float:
     drafted = sum(each.stats.drafted_tokens for each in sequences)
     return sum(each.stats.accepted_tokens for each in sequences) / drafted
 
@@ -178,7 +178,7 @@ def versions(factory: type[TrainedDrafter]) -> tuple[TrainedDrafter, Callable[[]
     features = np.ones((1, 128), np.float32)
 
     def learn() -> None:
-        teacher = Sequence.start(99, [1, 2], GREEDY)
+        teacher = Generation.start(99, [1, 2], GREEDY)
         online.read(teacher, features)
         for _ in range(2):
             teacher.tokens.append(3)
@@ -191,14 +191,14 @@ def versions(factory: type[TrainedDrafter]) -> tuple[TrainedDrafter, Callable[[]
     return drafter, learn
 
 
-def begin(drafter: TrainedDrafter, id: int) -> Sequence:
-    sequence = Sequence.start(id, [1, 2], GREEDY)
+def begin(drafter: TrainedDrafter, id: int) -> Generation:
+    sequence = Generation.start(id, [1, 2], GREEDY)
     drafter.open(sequence)
     drafter.read(sequence, np.ones((1, 128), np.float32))
     return sequence
 
 
-def drafts(drafter: TrainedDrafter, *sequences: Sequence) -> list[list[int]]:
+def drafts(drafter: TrainedDrafter, *sequences: Generation) -> list[list[int]]:
     """What it drafts, again and again: contexts gain a row each time."""
     found = drafter.propose(list(sequences), [Budget(3, 3)] * len(sequences))
     for sequence in sequences:

@@ -38,7 +38,7 @@ from paceline.networks.weights import Trained, load_network, save_network
 from paceline.policy.acceptance import PlattScaling
 from paceline.policy.controller import Fixed
 from paceline.registry import table as registry
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Coupled
 
 CONFIG = tiny_cpu.config(layers=3)
@@ -91,11 +91,11 @@ def context(target: Any, **options: str) -> DrafterContext:
 
 def generate(
     target: Any, drafter: Drafter, params: SamplingParams, depth: int = 2
-) -> list[Sequence]:
+) -> list[Generation]:
     """All prompts in one batch; a new one joins when the first ends."""
     stops = StopRules((), CONFIG.max_context)
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(depth, depth), stops)
-    sequences = [Sequence.start(i, prompt, params) for i, prompt in enumerate(PROMPTS)]
+    sequences = [Generation.start(i, prompt, params) for i, prompt in enumerate(PROMPTS)]
     *active, last = sequences
     waiting = [last]
     for sequence in active:
@@ -197,7 +197,7 @@ def test_the_first_token_matters_to_that() -> None:
     """Negative control: without its row, a copy of the target is wrong now and then."""
 
     class Forgetful(DRAFTERS["draft-lm"]):  # type: ignore[misc]
-        def open(self, sequence: Sequence) -> None:
+        def open(self, sequence: Generation) -> None:
             super().open(replace(sequence, tokens=sequence.tokens[1:]))
 
     target = TARGETS["torch"]()
@@ -219,7 +219,7 @@ def test_a_chain_ends_with_the_token_that_is_not_likely_enough(stop: float, toke
 
     target_free: Any = Fake()
     drafter = DRAFTERS["draft-lm"](target_free, stop=stop)
-    sequence = Sequence.start(0, [1, 2, 3], GREEDY)
+    sequence = Generation.start(0, [1, 2, 3], GREEDY)
     drafter.open(sequence)
     (draft,) = drafter.propose([sequence], [Budget(9, 9)])
     assert draft.tokens.tolist() == list(range(tokens))
@@ -274,8 +274,8 @@ def test_a_rival_that_is_right_is_accepted(params: SamplingParams) -> None:
     stays."""
     target = tiny_cpu.target("fp32", CONFIG)
 
-    def text(drafter: Drafter, *sizes: int) -> Sequence:
-        sequence = Sequence.start(0, list(PROMPTS[0]), params)
+    def text(drafter: Drafter, *sizes: int) -> Generation:
+        sequence = Generation.start(0, list(PROMPTS[0]), params)
         stops = StopRules((), CONFIG.max_context)
         decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(*sizes), stops)
         decoder.open(sequence)
@@ -298,7 +298,7 @@ def test_a_rival_that_is_right_is_accepted(params: SamplingParams) -> None:
             right = plain[self.read]
             return [Chain([(right + 1) % CONFIG.vocab_size], [0.6], [right], [0.3])]
 
-    def drafted(**options: bool) -> Sequence:
+    def drafted(**options: bool) -> Generation:
         runner: Any = Second()
         return text(DRAFTERS["draft-lm"](runner, **options), 2, 1)  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ from paceline.drafters.suffix import history as recalling
 from paceline.drafters.suffix.history import HistoryDrafter, SuffixAutomaton
 from paceline.methods.input_guided import InputGuided
 from paceline.methods.suffix_decoding import SuffixDecoding
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 Text = list[int]
 
@@ -22,12 +22,12 @@ NONE, SOME = Budget(0, 0), Budget(6, 4)
 RECALLING = pytest.mark.parametrize("make", [SuffixAutomaton, SuffixDecoding])
 
 
-def start(tokens: Text, id: int = 0) -> Sequence:
-    return Sequence.start(id, tokens, SamplingParams())
+def start(tokens: Text, id: int = 0) -> Generation:
+    return Generation.start(id, tokens, SamplingParams())
 
 
 def step(
-    drafter: HistoryDrafter | InputGuided, sequence: Sequence, budget: Budget, new: Text
+    drafter: HistoryDrafter | InputGuided, sequence: Generation, budget: Budget, new: Text
 ) -> TokenTree:
     """Propose, and commit something."""
     [draft] = drafter.propose([sequence], [budget])

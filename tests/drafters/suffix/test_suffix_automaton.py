@@ -13,23 +13,23 @@ from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
 from paceline.drafters.candidates import alone, length_kind
 from paceline.drafters.suffix.history import SuffixAutomaton
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 Text = list[int]
 
 WIDE = Budget(8, 8)
 
 
-def start(tokens: Text, id: int = 0) -> Sequence:
-    return Sequence.start(id, tokens, SamplingParams())
+def start(tokens: Text, id: int = 0) -> Generation:
+    return Generation.start(id, tokens, SamplingParams())
 
 
-def propose(drafter: SuffixAutomaton, sequence: Sequence, budget: Budget = WIDE) -> TokenTree:
+def propose(drafter: SuffixAutomaton, sequence: Generation, budget: Budget = WIDE) -> TokenTree:
     [draft] = drafter.propose([sequence], [budget])
     return draft
 
 
-def commit(drafter: SuffixAutomaton, sequence: Sequence, new: Text) -> None:
+def commit(drafter: SuffixAutomaton, sequence: Generation, new: Text) -> None:
     sequence.tokens += new
     output = Output(np.zeros((1, 4), np.float32))
     draft = TokenTree(np.zeros(0, np.int64), np.zeros(0, np.int64))

@@ -24,7 +24,7 @@ from paceline.lab.measure.run import Record, Run, run
 from paceline.models.text import Tokenizer
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
-from paceline.sampling.sequence import Sequence as Generation
+from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Coupled
 
 

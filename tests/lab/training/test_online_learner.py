@@ -24,7 +24,7 @@ from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build, names
 from paceline.networks.weights import Trained
 from paceline.policy.constants import STRETCH_CONTEXT, STRETCH_ROWS, UPDATE_ROWS
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 CONFIG = tiny_config(vocab_size=64, layers=3)
 TENSORS = named_tensors(CONFIG)
@@ -116,7 +116,7 @@ def test_examples_hold_every_row_in_its_place(seed: int) -> None:
     def rows(begin: int, count: int) -> Any:
         return np.arange(begin, begin + count, dtype=np.float32)[:, None]
 
-    sequence = Sequence.start(0, tokens, SamplingParams())
+    sequence = Generation.start(0, tokens, SamplingParams())
     trace, missed, cut = Trace(), [False] * len(tokens), []
     trace.read(sequence.tokens, rows(0, len(tokens) - 1))
     for _ in range(int(rng.integers(1, 60))):

@@ -35,7 +35,7 @@ from paceline.proof.tabular import (
     processed,
 )
 from paceline.registry.assembly import make_drafter
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.matching import Coupled, Greedy, SampleMatch
 
@@ -61,12 +61,12 @@ def knowing(logits: LogitsOf) -> LogitsOf:
 
 def decode(
     target: Any, drafter: Drafter, params: SamplingParams, nodes: int, verifier: Verifier
-) -> list[Sequence]:
+) -> list[Generation]:
     """Two texts side by side."""
     decoder = AutoregressiveDecoder(
         target, drafter, verifier, Fixed(nodes, nodes), StopRules((), 4096)
     )
-    sequences = [Sequence.start(i, [5, 6, 7 + i], params) for i in range(2)]
+    sequences = [Generation.start(i, [5, 6, 7 + i], params) for i in range(2)]
     for sequence in sequences:
         decoder.open(sequence)
     while running := [s for s in sequences if s.finish_reason is None]:
@@ -115,9 +115,9 @@ def _parts() -> tuple[Drafter, SamplingParams]:
     return PPD(ACCURACIES, VOCABULARY), GREEDY
 
 
-def asked(drafter: PPD, rows: int = 3) -> Sequence:
+def asked(drafter: PPD, rows: int = 3) -> Generation:
     """A sequence whose accepted node had so many prompt tokens behind it."""
-    sequence = Sequence.start(9, [1, 2, 3], SamplingParams())
+    sequence = Generation.start(9, [1, 2, 3], SamplingParams())
     draft = trees.chain([VOCABULARY + index for index in range(rows)])
     logits = np.random.default_rng(0).normal(size=(1 + rows, VOCABULARY)).astype(np.float32)
     drafter.observe([sequence], [draft], [Verdict((), 4)], [Output(logits)])
@@ -152,7 +152,7 @@ def test_drafts_fit_budgets_and_no_token_stands_behind_a_prompt_token(
 
 def test_candidates_are_the_most_probable_tokens_of_the_accepted_nodes_prompt_tokens() -> None:
     drafter = PPD(ACCURACIES, VOCABULARY)
-    sequence = Sequence.start(0, [1, 2, 3], SamplingParams())
+    sequence = Generation.start(0, [1, 2, 3], SamplingParams())
     # Root: one prompt token. Node 0: two. Node 0 is accepted.
     draft = TokenTree(
         np.array([8, VOCABULARY, VOCABULARY, VOCABULARY + 1]), np.array([ROOT, ROOT, 0, 2])
@@ -238,7 +238,7 @@ def another(context: DrafterContext) -> Resources:
 
 def test_it_is_made_from_a_file(context: DrafterContext) -> None:
     drafter = PPD.create(context)
-    [draft] = drafter.propose([Sequence.start(0, [1], GREEDY)], [Budget(8, 8)])
+    [draft] = drafter.propose([Generation.start(0, [1], GREEDY)], [Budget(8, 8)])
     assert draft.tokens.tolist() == [VOCABULARY + 3, VOCABULARY + 4, VOCABULARY + 5][: len(draft)]
     assert len(draft)
 

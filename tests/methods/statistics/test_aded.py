@@ -7,11 +7,11 @@ import numpy as np
 from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
 from paceline.methods.statistics.aded import Aded
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
-def start(tokens: list[int], id: int = 0) -> Sequence:
-    return Sequence.start(id, tokens, SamplingParams())
+def start(tokens: list[int], id: int = 0) -> Generation:
+    return Generation.start(id, tokens, SamplingParams())
 
 
 def first(drafter: Aded, tokens: list[int]) -> int:

@@ -23,8 +23,8 @@ from paceline.proof.cases import Propose
 from paceline.proof.compare import max_error, target_joint
 from paceline.proof.oracle import enumerate_distribution
 from paceline.proof.tabular import TabularDistributions, TabularModel, TabularTarget, processed
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import KeyedRandomness, Randomness
-from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.matching import Coupled
 from paceline.verifiers.recursive import RecursiveDistinct
@@ -42,8 +42,8 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stand, "CAPACITY", 24)
 
 
-def start(tokens: list[int], id: int = 0, params: SamplingParams | None = None) -> Sequence:
-    return Sequence.start(id, tokens, params or SamplingParams())
+def start(tokens: list[int], id: int = 0, params: SamplingParams | None = None) -> Generation:
+    return Generation.start(id, tokens, params or SamplingParams())
 
 
 def teach(drafter: Stand, prompt: list[int], output: list[int], model: TabularModel) -> None:

@@ -13,7 +13,7 @@ from tests.helpers.target_contract import all_rows
 from tests.runtimes import tiny_cpu
 
 from paceline.core.target import Rows
-from paceline.core.types import Denoising, SamplingParams
+from paceline.core.types import CanvasParams, SamplingParams
 from paceline.denoising.decoder import DenoisingDecoder
 from paceline.drafters.base import NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
@@ -129,7 +129,7 @@ def test_text_is_that_of_plain_decoding_in_a_batch_and_alone(
 
     def texts(some: list[list[int]]) -> list[list[int]]:
         sizes = {"max_new_tokens": LENGTH, **params}
-        batch = [start(target, Denoising(sampler), p, i, **sizes) for i, p in enumerate(some)]
+        batch = [start(target, CanvasParams(sampler), p, i, **sizes) for i, p in enumerate(some)]
         finish(decoder, batch)
         return [each.generated for each in batch]
 
@@ -141,7 +141,7 @@ def test_a_sampler_that_fills_masks_for_good_is_refused() -> None:
     facts = made().capabilities.denoises
     with pytest.raises(InvalidOption, match="causal"):
         DenoisingDecoder(made(), facts, StopRules((), 256), make_parts).check(
-            SamplingParams(), Denoising("threshold")
+            SamplingParams(), CanvasParams("threshold")
         )
 
 

@@ -6,8 +6,7 @@ p/q rules too. All drafters observe every step. Arm statistics: `paceline.drafte
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import ClassVar
 
@@ -32,7 +31,7 @@ from paceline.policy.constants import (
     OWN_ARM_BELIEF,
     OWN_ARM_MEMORY,
 )
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 class Prices:
@@ -43,7 +42,7 @@ class Prices:
         self._moments: ProbArray = np.zeros(choices)
         self._tokens = self._seconds = self._sequences = 0.0
 
-    def add(self, chosen: List[int] | IntArray, tokens: int, seconds: float) -> None:
+    def add(self, chosen: Sequence[int] | IntArray, tokens: int, seconds: float) -> None:
         """Add a step: the choice of each sequence, tokens committed, time taken."""
         counts = np.bincount(chosen, minlength=len(self._moments)).astype(np.float64)
         if self._seconds:
@@ -103,7 +102,9 @@ class Arms:
         self._prices: dict[int, Prices] = {}
         self._own: dict[int, _Own] = {}
 
-    def choose(self, ids: List[int], open_arms: List[List[int]], guess: ProbArray) -> list[int]:
+    def choose(
+        self, ids: Sequence[int], open_arms: Sequence[Sequence[int]], guess: ProbArray
+    ) -> list[int]:
         """Choose an arm for each sequence of a batch.
 
         Args:
@@ -127,7 +128,9 @@ class Arms:
             chosen.append(max(arms, key=worth.__getitem__))  # equal worth: the first
         return chosen
 
-    def observe(self, ids: List[int], arms: List[int], gained: List[int], seconds: float) -> None:
+    def observe(
+        self, ids: Sequence[int], arms: Sequence[int], gained: Sequence[int], seconds: float
+    ) -> None:
         """Learn from a step: per sequence its arm and the tokens gained by it, and the time."""
         self._prices_for(len(ids)).add(arms, len(ids) + sum(gained), seconds)
         self._history *= ARM_STEP_MEMORY
@@ -161,7 +164,7 @@ class Choose(CompositeDrafter):
     name: ClassVar[str] = "choose"
 
     def __init__(
-        self, parts: List[Drafter], *, seed: int = 0, clock: Callable[[], float] = perf_counter
+        self, parts: Sequence[Drafter], *, seed: int = 0, clock: Callable[[], float] = perf_counter
     ) -> None:
         """Set the arms. Raises InvalidOption for a bad number of drafters, or mixed draft kinds."""
         super().__init__(parts)
@@ -186,7 +189,9 @@ class Choose(CompositeDrafter):
         super().reset()
         self._arms = Arms(len(self.parts), self._seed)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         self._begin = self._clock()
         pairs = list(zip(sequences, budgets, strict=True))
         ids = [s.id for s, budget in pairs if budget.nodes > 0 and budget.depth > 0]
@@ -202,10 +207,10 @@ class Choose(CompositeDrafter):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         seconds = self._clock() - self._begin
         gained = {s.id: len(v.path) for s, v in zip(sequences, verdicts, strict=True)}
@@ -215,6 +220,6 @@ class Choose(CompositeDrafter):
             self._arms.observe(ids, arms, [gained[id] for id in ids], seconds)
         super().observe(sequences, drafts, verdicts, outputs)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         super().close(sequence)
         self._arms.close(sequence.id)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 
 from paceline.core.target import Output
 from paceline.core.types import LogitArray, Needs, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.errors import InvalidOption
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 MOST_PARTS = 6
 
@@ -16,7 +16,7 @@ MOST_PARTS = 6
 class CompositeDrafter(Drafter):
     """Combination of drafters: forwards every event to all parts and unites their needs."""
 
-    def __init__(self, parts: List[Drafter]) -> None:
+    def __init__(self, parts: Sequence[Drafter]) -> None:
         # Raises InvalidOption: fewer than two parts, too many, or one that drafts alone.
         if not 2 <= len(parts) <= MOST_PARTS:
             raise InvalidOption(f"combine 2 to {MOST_PARTS} drafters, not {len(parts)}")
@@ -30,26 +30,26 @@ class CompositeDrafter(Drafter):
         for part in self.parts:
             part.reset()
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         for part in self.parts:
             part.open(sequence)
 
-    def read(self, sequence: Sequence, features: LogitArray) -> None:
+    def read(self, sequence: Generation, features: LogitArray) -> None:
         for part in self.parts:
             if part.needs.features:
                 part.read(sequence, features)
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for part in self.parts:
             part.observe(sequences, drafts, verdicts, outputs)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         for part in self.parts:
             part.close(sequence)
 
@@ -57,7 +57,7 @@ class CompositeDrafter(Drafter):
         return [line for part in self.parts for line in part.notes()]
 
 
-def refuse_drawn(parts: List[Drafter], joined: str) -> None:
+def refuse_drawn(parts: Sequence[Drafter], joined: str) -> None:
     """Raise InvalidOption if a part draws its drafts: a choice after the draw would bias them."""
     for part in parts:
         if part.kind is not None:
@@ -67,7 +67,7 @@ def refuse_drawn(parts: List[Drafter], joined: str) -> None:
             )
 
 
-def union_needs(needs: List[Needs]) -> Needs:
+def union_needs(needs: Sequence[Needs]) -> Needs:
     """Return needs that satisfy all."""
     return Needs(
         hidden=any(each.hidden for each in needs),
@@ -77,6 +77,6 @@ def union_needs(needs: List[Needs]) -> Needs:
     )
 
 
-def _widest(wanted: List[int | None]) -> int | None:
+def _widest(wanted: Sequence[int | None]) -> int | None:
     # None stands for the most.
     return None if None in wanted else max(filter(None, wanted), default=None)

@@ -8,8 +8,7 @@ the first part drafts alone.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import accumulate
@@ -49,7 +48,7 @@ from paceline.policy.constants import (
     TRIALS,
 )
 from paceline.policy.draft_gate import DraftCost, DraftGate
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.union import weighed
 
 _NOTHING = Budget(0, 0)
@@ -172,7 +171,9 @@ class FallbackDrafter(CompositeDrafter):
 
     name: ClassVar[str] = "prefer"
 
-    def __init__(self, parts: List[Drafter], *, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(
+        self, parts: Sequence[Drafter], *, clock: Callable[[], float] = perf_counter
+    ) -> None:
         """Set the order.
 
         Args:
@@ -206,10 +207,12 @@ class FallbackDrafter(CompositeDrafter):
         self._plain = DecayedMean(STEP_MEMORY)  # seconds of a step without nodes
         self._rate = DecayedMean(STEP_MEMORY)  # tokens per second
 
-    def needs_of(self, sequences: List[Sequence]) -> Needs:
+    def needs_of(self, sequences: Sequence[Generation]) -> Needs:
         return self.needs if len(sequences) == 1 else self._shared_needs
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         if len(sequences) == 1:
             return [self._propose(sequences, budgets[0])]
         first, *others = self._hearing
@@ -217,7 +220,7 @@ class FallbackDrafter(CompositeDrafter):
             part.propose(sequences, [_NOTHING] * len(sequences))
         return first.propose(sequences, budgets)
 
-    def _propose(self, alone: List[Sequence], budget: Budget) -> TokenTree:
+    def _propose(self, alone: Sequence[Generation], budget: Budget) -> TokenTree:
         self._begin = self._clock()
         made, highest = self._made, 0.0
         made.clear()
@@ -272,10 +275,10 @@ class FallbackDrafter(CompositeDrafter):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for part in self.parts if len(sequences) == 1 else self._hearing:
             part.observe(sequences, drafts, verdicts, outputs)
@@ -295,13 +298,13 @@ class FallbackDrafter(CompositeDrafter):
             self._rate.add(1 + len(path), seconds + self._extra)
             self._judge(sequences[0].id, [*map(drafts[0].tokens.item, path), token])
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         for estimates in self._estimates:
             estimates.calibration.close(sequence.id)
         self._behind.discard(sequence.id)
         super().close(sequence)
 
-    def _next(self, able: list[int], sequence: Sequence, gain: float, row: float) -> int:
+    def _next(self, able: list[int], sequence: Generation, gain: float, row: float) -> int:
         # The cheapest part first, then that which should bring most tokens per second.
         if len(able) == 1 or not able[0]:
             return able[0]
@@ -312,11 +315,11 @@ class FallbackDrafter(CompositeDrafter):
 
         return max(able, key=rate)
 
-    def _price(self, index: int, sequence: Sequence, row: float) -> float:
+    def _price(self, index: int, sequence: Generation, row: float) -> float:
         unread, drafts = self.parts[index].unread(sequence), min(READ_FOR, sequence.room)
         return self._estimates[index].price(self._plain.mean, row, unread, drafts)
 
-    def _sized(self, budget: Budget, estimates: PartEstimates, sequence: Sequence) -> Budget:
+    def _sized(self, budget: Budget, estimates: PartEstimates, sequence: Generation) -> Budget:
         # A level must gain more tokens than its time is worth, as tokens have come of late.
         if estimates.drafts < FEW_DRAFTS:  # not yet known what a level takes
             return replace(budget, depth=min(budget.depth, FEW_LEVELS))

@@ -6,7 +6,7 @@ are settings: Graft, and RASD (Quan et al. 2025, arXiv:2503.03434).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ from paceline.drafters.combine.base import CompositeDrafter, refuse_drawn
 from paceline.native.library import address, calls
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import MERGED_BELIEF, UNSCORED
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.candidates import CandidateTree, Workspace
 from paceline.trees.shapes import confident
 
@@ -46,7 +46,7 @@ class Blender:
         self.rates = HitRates(np.tile(levels, (1 << sources, 1)), MERGED_BELIEF)
         self._out = Workspace()
 
-    def blend(self, drafts: List[TokenTree], budget: Budget) -> Blended:
+    def blend(self, drafts: Sequence[TokenTree], budget: Budget) -> Blended:
         """Return the most probable nodes of the union: `native/drafting/blend.hpp`."""
         numbers, scores = [len(draft) for draft in drafts], array("d")
         total = sum(numbers)
@@ -91,7 +91,7 @@ class Merged(CompositeDrafter):
     name: ClassVar[str] = "merged"
 
     def __init__(
-        self, parts: List[Drafter], *, way: Way = "blend", floor: float = 0.3, top: int = 10
+        self, parts: Sequence[Drafter], *, way: Way = "blend", floor: float = 0.3, top: int = 10
     ) -> None:
         """Merge drafters.
 
@@ -122,7 +122,9 @@ class Merged(CompositeDrafter):
         super().reset()
         self._blender = Blender(len(self.parts))
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         first, *others = self.parts
         rest = [part.propose(sequences, budgets) for part in others]
         if self._way == "fuse" and rest:
@@ -149,10 +151,10 @@ class Merged(CompositeDrafter):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         super().observe(sequences, drafts, verdicts, outputs)
         for sequence in sequences:
@@ -161,14 +163,14 @@ class Merged(CompositeDrafter):
                 begin, guess = open_guess
                 guess.learn(sequence.tokens[begin:], self._blender.rates)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         super().close(sequence)
         self._guesses.pop(sequence.id, None)
 
-    def _graft(self, drafts: List[TokenTree], budget: Budget) -> TokenTree:
+    def _graft(self, drafts: Sequence[TokenTree], budget: Budget) -> TokenTree:
         return _fill(confident(drafts[0], self._floor), drafts[1:], budget)
 
-    def _fuse(self, drafts: List[TokenTree], budget: Budget) -> TokenTree:
+    def _fuse(self, drafts: Sequence[TokenTree], budget: Budget) -> TokenTree:
         first, *others = drafts
         chances = _beginnings(first, self._top)
         branches: list[tuple[float, TokenTree]] = []
@@ -197,7 +199,7 @@ def _beginnings(first: TokenTree, top: int) -> dict[int, float]:
     return {int(first.tokens[node]): float(scores[node]) for node in nodes}
 
 
-def _fill(first: TokenTree, others: List[TokenTree], budget: Budget) -> TokenTree:
+def _fill(first: TokenTree, others: Sequence[TokenTree], budget: Budget) -> TokenTree:
     merged = first
     for draft in others:
         merged = trees.merge(merged, draft)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as List
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, cast
@@ -51,7 +50,7 @@ class DrafterParts:
     trained: Trained
     head: AcceptanceHead | None
     online: Online[LoadedNetwork] | None
-    places: List[int] | None = None
+    places: Sequence[int] | None = None
 
     @classmethod
     def load(cls, context: DrafterContext, name: str, reads: bool) -> Self:
@@ -147,7 +146,7 @@ class DrafterParts:
         run: Callable[[Trained], Runner],
         context: DrafterContext,
         options: dict[str, str],
-        places: List[int] | None = None,
+        places: Sequence[int] | None = None,
     ) -> Self:
         # Weights that stay as they are.
         runner = run(trained)

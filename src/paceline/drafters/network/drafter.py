@@ -5,7 +5,7 @@ call. Networks are in `paceline.networks`; the runtime runs them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -23,8 +23,8 @@ from paceline.drafters.network.trees import TreeDrafts
 from paceline.networks.runner import Chain, ContextUpdate, Noise, Runner
 from paceline.policy.acceptance import PlattScaling
 from paceline.policy.constants import DRAFT_TEMPERATURE, PROMPT_ROWS, RECENT_ROWS, WAITING_ROWS
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Draw, Purpose
-from paceline.sampling.sequence import Sequence
 from paceline.trees.union import with_runner_ups
 
 
@@ -94,9 +94,9 @@ class ContextState:
 
 
 def chains(
-    drafted: List[Chain],
-    wanted: List[Budget],
-    scalings: List[PlattScaling],
+    drafted: Sequence[Chain],
+    wanted: Sequence[Budget],
+    scalings: Sequence[PlattScaling],
     *,
     source: str,
     stop: float = 0.0,
@@ -125,7 +125,7 @@ def chains(
     return out
 
 
-def noise_behind(sequence: Sequence, depth: int) -> Noise | None:
+def noise_behind(sequence: Generation, depth: int) -> Noise | None:
     """Return the Gumbel noise of the `depth` positions after the root; None for greedy requests."""
     temperature = sequence.params.temperature
     if not temperature:
@@ -170,7 +170,7 @@ class TrainedDrafter(Drafter):
         self._progress: dict[int, ContextState] = {}
         self._scalings: dict[float, PlattScaling] = {}  # by temperature
         self._online: Online[LoadedNetwork] | None = None
-        self._places: List[int] | None = None  # of the parts of features that it reads
+        self._places: Sequence[int] | None = None  # of the parts of features that it reads
         self._width = 0  # of a part; 0 to read all
         self._stopping_head: AcceptanceStop | None = None
         self.gumbel_coupled = True
@@ -208,14 +208,14 @@ class TrainedDrafter(Drafter):
             self._online.reset()
             self._newest = self._begin
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         # Without features, all tokens can be read at once.
         version = self._newest_version()
         self._progress[sequence.id] = ContextState(version, version.runner.open(), [], [])
         if not self._reads:
             self._note(sequence, sequence.tokens, _no_features(len(sequence.tokens)))
 
-    def read(self, sequence: Sequence, features: LogitArray) -> None:
+    def read(self, sequence: Generation, features: LogitArray) -> None:
         features = self._parts(features)
         if self._reads:
             self._note(sequence, sequence.tokens[len(sequence.tokens) - len(features) :], features)
@@ -241,7 +241,7 @@ class TrainedDrafter(Drafter):
         parts = features.reshape(len(features), -1, self._width)
         return parts[:, self._places].reshape(len(features), -1)
 
-    def _scaling(self, sequence: Sequence) -> PlattScaling:
+    def _scaling(self, sequence: Generation) -> PlattScaling:
         temperature = round(sequence.params.temperature, 1)
         found = self._scalings.get(temperature)
         if found is None:
@@ -255,14 +255,16 @@ class TrainedDrafter(Drafter):
             self._newest = self._online.newest() or self._newest
         return self._newest
 
-    def _note(self, sequence: Sequence, tokens: list[int], features: LogitArray) -> None:
+    def _note(self, sequence: Generation, tokens: list[int], features: LogitArray) -> None:
         reads_all = type(self).needs == Needs(features=True)
         self._progress[sequence.id].note(tokens, features, sequence.cache, reads_all)
 
-    def unread(self, sequence: Sequence) -> int:
+    def unread(self, sequence: Generation) -> int:
         return len(self._progress[sequence.id].tokens) - 1
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         # A version drafts for all its sequences in one run.
         drafts = [trees.EMPTY] * len(sequences)
         by_version: dict[LoadedNetwork, list[int]] = {}
@@ -277,7 +279,7 @@ class TrainedDrafter(Drafter):
         return drafts
 
     def _draft(
-        self, version: LoadedNetwork, sequences: List[Sequence], budgets: List[Budget]
+        self, version: LoadedNetwork, sequences: Sequence[Generation], budgets: Sequence[Budget]
     ) -> list[TokenTree]:
         progress = [self._progress[sequence.id] for sequence in sequences]
         wanted = [min(b.nodes, b.depth, version.runner.depth) for b in budgets]
@@ -299,7 +301,7 @@ class TrainedDrafter(Drafter):
     def _signed(self, draft: TokenTree) -> TokenTree:
         return replace(draft, source=self.name)
 
-    def _context_update(self, sequence: Sequence, budget: Budget) -> ContextUpdate:
+    def _context_update(self, sequence: Generation, budget: Budget) -> ContextUpdate:
         progress = self._progress[sequence.id]
         noise = None
         if progress.version.trees is None and self.gumbel_coupled:
@@ -310,7 +312,7 @@ class TrainedDrafter(Drafter):
         )
 
     def _chains(
-        self, sequences: List[Sequence], budgets: List[Budget], drafted: List[Chain]
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget], drafted: Sequence[Chain]
     ) -> list[TokenTree]:
         scalings = list(map(self._scaling, sequences))
         made = chains(
@@ -327,10 +329,10 @@ class TrainedDrafter(Drafter):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for sequence, verdict, output in zip(sequences, verdicts, outputs, strict=True):
             if self._reads:
@@ -343,14 +345,14 @@ class TrainedDrafter(Drafter):
         if self._online is not None:
             self._online.observe(sequences, drafts, verdicts, outputs)
 
-    def _learn(self, sequence: Sequence, committed: list[int]) -> None:
+    def _learn(self, sequence: Generation, committed: list[int]) -> None:
         progress = self._progress[sequence.id]
         if progress.chain is not None:
             chances, tokens = progress.chain.chances, progress.chain.tokens
             self._scaling(sequence).learn(chances, tokens, committed)
             progress.chain = None
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         progress = self._progress.pop(sequence.id, None)
         if progress is not None:
             progress.version.runner.release(progress.cache)
@@ -358,7 +360,7 @@ class TrainedDrafter(Drafter):
             self._online.close(sequence)
 
 
-def _committed(features: LogitArray, path: List[int]) -> LogitArray:
+def _committed(features: LogitArray, path: Sequence[int]) -> LogitArray:
     # A copy: the next forward overwrites the rows.
     if not path or path[-1] == len(path) - 1:  # a draft's first chain: they lie together
         return features[: 1 + len(path)].copy()

@@ -11,8 +11,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as List
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -32,7 +31,7 @@ from paceline.drafters.network.weights import digest_of
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.networks.weights import Trained, load_network, save_network
 from paceline.policy.constants import STRETCH_CONTEXT, STRETCH_ROWS, UPDATE_ROWS
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,9 @@ class Trace:
         self.missed = [False] * len(self.tokens)
         self.known = len(tokens)
 
-    def note(self, sequence: Sequence, draft: TokenTree, verdict: Verdict, rows: LogitArray) -> int:
+    def note(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, rows: LogitArray
+    ) -> int:
         """Add a committed step; return the missed tokens, 1 or 0.
 
         `rows` is float32 `[1 + path, 4 * width]`, features of the root and of the accepted path.
@@ -137,7 +138,7 @@ class Examples:
         return [*_up_to(fresh, UPDATE_ROWS), *_up_to(again, UPDATE_ROWS)]
 
 
-def _up_to(examples: List[Example], rows: int) -> list[Example]:
+def _up_to(examples: Sequence[Example], rows: int) -> list[Example]:
     # The first examples, one at least, with so many rows together at most.
     sizes = np.cumsum([len(each.tokens) for each in examples])
     return list(examples[: max(1, int((sizes <= rows).sum()))])
@@ -221,7 +222,7 @@ LoadedNetwork = TypeVar("LoadedNetwork")
 class Learner(Protocol):
     """Trainer of a network's parameters."""
 
-    def learn(self, examples: List[Example]) -> Mapping[str, LogitArray] | None:
+    def learn(self, examples: Sequence[Example]) -> Mapping[str, LogitArray] | None:
         """Return the parameters after one more pass over examples; None if they are not finite."""
         ...
 
@@ -293,17 +294,17 @@ class Online(Generic[LoadedNetwork]):
         self._job: Future[LoadedNetwork | None] | None = None
         self._ready: LoadedNetwork | None = None
 
-    def read(self, sequence: Sequence, features: LogitArray) -> None:
+    def read(self, sequence: Generation, features: LogitArray) -> None:
         """Note a new sequence, with features of the last tokens of its prompt except the root."""
         trace = self._traces[sequence.id] = Trace()
         trace.read(sequence.tokens, features)
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         """Note a committed round; start an update if one is due."""
         for sequence, draft, verdict, output in zip(
@@ -324,7 +325,7 @@ class Online(Generic[LoadedNetwork]):
             if examples := self._examples.draw(self._generator):
                 self._job = self._background.submit(self._update, self._student, examples)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         trace = self._traces.pop(sequence.id, None)
         if trace is not None:
             self._take(trace)
@@ -353,7 +354,7 @@ class Online(Generic[LoadedNetwork]):
             self._ready = learnt
             self.updates += 1
 
-    def _update(self, student: _Student, examples: List[Example]) -> LoadedNetwork | None:
+    def _update(self, student: _Student, examples: Sequence[Example]) -> LoadedNetwork | None:
         parameters = student.learn(examples)
         if parameters is None:
             return None
@@ -397,7 +398,7 @@ class _Student:
         self._make = make
         self._made: Learner | None = None
 
-    def learn(self, examples: List[Example]) -> Mapping[str, LogitArray] | None:
+    def learn(self, examples: Sequence[Example]) -> Mapping[str, LogitArray] | None:
         if self._made is None:
             self._made = self._make()
         return self._made.learn(examples)

@@ -6,8 +6,7 @@ it and, unlike the paper's, from the token's own draft probability.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as List
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +87,7 @@ class AcceptanceStop:
     stands: float
 
     def chains(
-        self, runner: Runner, context_update: List[ContextUpdate], wanted: List[int]
+        self, runner: Runner, context_update: Sequence[ContextUpdate], wanted: Sequence[int]
     ) -> list[TokenTree]:
         """Draft chains of 1 to `wanted` tokens; scores are acceptance probabilities.
 

@@ -6,8 +6,7 @@ several levels. Tokens outside the draft vocabulary have probability zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as List
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 
 import numpy as np
@@ -25,8 +24,8 @@ from paceline.drafters.base import DrafterContext
 from paceline.errors import InvalidOption
 from paceline.networks.runner import Branch, ContextUpdate, Runner
 from paceline.networks.weights import Trained
+from paceline.sampling.generation import Generation
 from paceline.sampling.sampler import Sampler
-from paceline.sampling.sequence import Sequence
 from paceline.trees.base import DistributionRequest, TreeExpansion, expand
 from paceline.trees.choice import expansion_for
 
@@ -65,14 +64,17 @@ class TreeDrafts:
         return cls(runner, trained, expansion_for(context.accepts, context.shape, named))
 
     def grow(
-        self, sequences: List[Sequence], budgets: List[Budget], context_update: List[ContextUpdate]
+        self,
+        sequences: Sequence[Generation],
+        budgets: Sequence[Budget],
+        context_update: Sequence[ContextUpdate],
     ) -> list[TokenTree]:
         """Draft one tree per sequence. Raises OutOfMemory if the network's KV cache is full."""
         known: list[dict[tuple[int, ...], Branch]]
         known = [{(): root} for root in self._runner.start(context_update)]
 
         def distributions(
-            indices: List[int], asks: List[DistributionRequest]
+            indices: Sequence[int], asks: Sequence[DistributionRequest]
         ) -> list[list[Distribution]]:
             paths = dict(zip(indices, map(_paths, asks), strict=True))
             self._advance(known, paths)
@@ -85,7 +87,9 @@ class TreeDrafts:
         return expand(self._expansion, sequences, budgets, depths, distributions)
 
     def _advance(
-        self, known: List[dict[tuple[int, ...], Branch]], paths: Mapping[int, List[tuple[int, ...]]]
+        self,
+        known: Sequence[dict[tuple[int, ...], Branch]],
+        paths: Mapping[int, Sequence[tuple[int, ...]]],
     ) -> None:
         # Runs the missing whole steps of all paths in one call.
         missing = [
@@ -105,7 +109,7 @@ class TreeDrafts:
         return path[: len(path) - len(path) % self._width]
 
     def _distribution(
-        self, sequence: Sequence, known: Mapping[tuple[int, ...], Branch], path: tuple[int, ...]
+        self, sequence: Generation, known: Mapping[tuple[int, ...], Branch], path: tuple[int, ...]
     ) -> Distribution:
         steps = self._whole(path)
         logits = known[steps].logits[len(path) - len(steps)]
@@ -114,7 +118,13 @@ class TreeDrafts:
 
 
 def draft_sampling(
-    sampler: Sampler, logits: LogitArray, ids: IntArray, size: int, path: List[int], *, soft: bool
+    sampler: Sampler,
+    logits: LogitArray,
+    ids: IntArray,
+    size: int,
+    path: Sequence[int],
+    *,
+    soft: bool,
 ) -> Distribution:
     """Return a request's distribution over a draft vocabulary, as one over `size` tokens.
 

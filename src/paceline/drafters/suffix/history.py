@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable
-from collections.abc import Sequence as List
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
@@ -26,7 +25,7 @@ from paceline.drafters.suffix.automaton import BREAK, ROOT_STATE, Automaton, Mat
 from paceline.errors import InvalidOption
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import ABSORBED, LEAD, OTHER_SOURCE
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.candidates import CandidateTree
 
 # Most tokens of a history.
@@ -63,11 +62,11 @@ class History:
         self.generation += 1
         self._younger = Automaton()
         self._both = False
-        self._line: deque[List[int]] = deque()
+        self._line: deque[Sequence[int]] = deque()
         self._taken = 0
         self.waiting = 0
 
-    def add(self, text: List[int]) -> None:
+    def add(self, text: Sequence[int]) -> None:
         """Queue a text; of one longer than a quarter of the capacity, its end."""
         text = text[-(self._quarter - 1) :]
         if len(text):
@@ -142,7 +141,7 @@ class History:
 class Corpus:
     """Texts that never change, with the reading interface of `History`."""
 
-    def __init__(self, texts: Iterable[List[int]]) -> None:
+    def __init__(self, texts: Iterable[Sequence[int]]) -> None:
         self.generation = 0
         self.texts = Automaton()
         for text in texts:
@@ -163,7 +162,7 @@ class HistoryReader:
     def texts(self) -> Automaton:
         return self._others.texts
 
-    def read(self, tokens: List[int], new: int) -> None:
+    def read(self, tokens: Sequence[int], new: int) -> None:
         """Advance to the end of `tokens`, of which the last `new` are unread."""
         texts = self.texts
         size, self._size = self._size, len(texts.log)
@@ -195,11 +194,11 @@ class SequenceText:
         self.readers = [HistoryReader(other) for other in others]
         self.guesses: list[CandidateTree] = []
 
-    def unread(self, tokens: List[int]) -> List[int]:
+    def unread(self, tokens: Sequence[int]) -> Sequence[int]:
         """Return the tokens of the sequence since it was read."""
         return tokens[len(self.text.log) - 1 :]  # the log begins with a break
 
-    def read(self, tokens: List[int]) -> None:
+    def read(self, tokens: Sequence[int]) -> None:
         """Catch up with a sequence, and with what the others learned."""
         new = self.unread(tokens)
         if new:
@@ -213,7 +212,7 @@ class HistoryDrafter(Drafter):
 
     name: ClassVar[str]
 
-    def __init__(self, capacity: int = CAPACITY, corpus: Iterable[List[int]] = ()) -> None:
+    def __init__(self, capacity: int = CAPACITY, corpus: Iterable[Sequence[int]] = ()) -> None:
         """Start with a history of `capacity` tokens and a fixed corpus. Raises InvalidOption."""
         self.history = History(capacity)
         texts = list(corpus)
@@ -237,12 +236,14 @@ class HistoryDrafter(Drafter):
         self.history.clear()
         self._rates = self._start_rates(1 + len(self._others))
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         # The own text is read with the first draft; ended sequences are then read to the end.
         self._own[sequence.id] = None
         self._due = self.history.waiting
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         if not any(budget.nodes and budget.depth for budget in budgets):
             return [self._nothing] * len(sequences)
         if self._due:
@@ -252,10 +253,10 @@ class HistoryDrafter(Drafter):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         self._due = min(self._due + ABSORBED * len(sequences), self.history.waiting)
         for sequence in sequences:
@@ -266,13 +267,13 @@ class HistoryDrafter(Drafter):
                     guess.learn(new, self._rates)
                 own.guesses = []
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         if sequence.id in self._own:
             del self._own[sequence.id]
             if len(sequence.tokens) > sequence.prompt_length:
                 self.history.add(sequence.tokens[max(0, sequence.prompt_length - LEAD) :])
 
-    def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
+    def _propose(self, sequence: Generation, budget: Budget) -> TokenTree:
         if not (budget.nodes and budget.depth):
             return self._nothing
         own = self._own[sequence.id]

@@ -14,7 +14,7 @@ from math import log
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from paceline.core.types import Denoising, SamplingParams
+from paceline.core.types import CanvasParams, SamplingParams
 from paceline.engine.engine import Completion, Engine
 from paceline.errors import InvalidOption
 from paceline.lab.measure import parallel_tasks as tasks
@@ -40,10 +40,10 @@ class Setting(NamedTuple):
         return ", ".join(parts)
 
     @property
-    def denoising(self) -> Denoising | None:
+    def denoising(self) -> CanvasParams | None:
         if self.sampler == AUTOREGRESSIVE:
             return None
-        return Denoising(self.sampler, self.block, self.cache)
+        return CanvasParams(self.sampler, self.block, self.cache)
 
 
 class Cell(NamedTuple):

@@ -16,7 +16,7 @@ from paceline.core.types import IntArray, LogitArray, Needs, TokenTree, Verdict
 from paceline.drafters.base import NoDrafter
 from paceline.errors import InvalidOption
 from paceline.lab.training.data import Text
-from paceline.sampling.sequence import Sequence as Decoded
+from paceline.sampling.generation import Generation
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -108,13 +108,13 @@ class FeatureRecorder(NoDrafter):
     def __init__(self) -> None:
         self._rows: dict[int, list[LogitArray]] = {}
 
-    def read(self, sequence: Decoded, features: LogitArray) -> None:
+    def read(self, sequence: Generation, features: LogitArray) -> None:
         # Anew if the sequence was preempted.
         self._rows[sequence.id] = [features.astype(np.float16)]
 
     def observe(
         self,
-        sequences: Sequence[Decoded],
+        sequences: Sequence[Generation],
         drafts: Sequence[TokenTree],
         verdicts: Sequence[Verdict],
         outputs: Sequence[Output],

@@ -10,8 +10,7 @@ import json
 import shutil
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -26,7 +25,7 @@ from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.candidates import Evidence, evidence_rates, weigh
 from paceline.errors import InvalidOption
 from paceline.policy.constants import OTHER_SOURCE
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.candidates import CandidateTree, Offer
 
 # Longest context that is searched for.
@@ -173,7 +172,7 @@ class SuffixArray:
         self._suffixes: memoryview[int] = views[1]
         self._starts: memoryview[int] = views[2]
 
-    def find(self, context: List[int], most: int = LONGEST) -> tuple[int, int, int]:
+    def find(self, context: Sequence[int], most: int = LONGEST) -> tuple[int, int, int]:
         """Return length and suffix range of the longest end of `context` in the text, or zeros."""
         # What occurs, occurs without its first tokens: the length can be searched by halving.
         found = 0, 0, 0
@@ -187,7 +186,7 @@ class SuffixArray:
                 high = length - 1
         return found
 
-    def range(self, pattern: List[int]) -> tuple[int, int]:
+    def range(self, pattern: Sequence[int]) -> tuple[int, int]:
         """Return the range of suffixes that begin with `pattern`, 1 to `LONGEST` tokens."""
         first, size = pattern[0], len(pattern)
         if not 0 <= first < self.manifest.vocab_size:
@@ -274,29 +273,31 @@ class Datastore(Drafter):
     def reset(self) -> None:
         self._rates = evidence_rates(OTHER_SOURCE)
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._known[sequence.id] = (len(sequence.tokens), LONGEST)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         self._table = self._rates.table
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for sequence in sequences:
             begin, _ = self._known[sequence.id]
             self._guesses.pop(sequence.id).learn(sequence.tokens[begin:], self._rates)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._guesses.pop(sequence.id, None)
         self._known.pop(sequence.id, None)
 
-    def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
+    def _propose(self, sequence: Generation, budget: Budget) -> TokenTree:
         index, tokens = self._index, sequence.tokens
         # A match grows by no more than the tokens that were committed since the last one.
         before, length = self._known[sequence.id]

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
@@ -30,8 +29,8 @@ from paceline.core.types import (
 )
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.errors import InvalidOption, PacelineError, RuntimeUnavailable
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Draw, Purpose
-from paceline.sampling.sequence import Sequence
 
 
 @dataclass(eq=False, slots=True)
@@ -46,7 +45,7 @@ class GrowingChain:
         states: by row, root first: after the layers that drafted.
     """
 
-    sequence: Sequence
+    sequence: Generation
     limit: int
     begin: int
     tokens: list[int] = field(default_factory=list)
@@ -99,7 +98,7 @@ class SelfDrafter(Drafter):
         return loaded.target, loaded.source.config.layers, context.needs_q
 
     @abstractmethod
-    def _layers(self, sequence: Sequence) -> tuple[Layer, ...]:
+    def _layers(self, sequence: Generation) -> tuple[Layer, ...]:
         """Return the layers that draft."""
 
     @abstractmethod
@@ -109,17 +108,21 @@ class SelfDrafter(Drafter):
         A doubtful token is drafted: its layers have been run.
         """
 
-    def _limit(self, sequence: Sequence, most: int) -> int:
+    def _limit(self, sequence: Generation, most: int) -> int:
         # Length of the next chain, from the past alone.
         return most
 
-    def _logits(self, chains: List[GrowingChain], found: List[Output]) -> List[LogitArray]:
+    def _logits(
+        self, chains: Sequence[GrowingChain], found: Sequence[Output]
+    ) -> Sequence[LogitArray]:
         return [each.logits[-1] for each in found]
 
-    def _finish(self, chains: List[GrowingChain]) -> None:
+    def _finish(self, chains: Sequence[GrowingChain]) -> None:
         """Do what is left before the drafted rows are taken back."""
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         chains = []
         for sequence, budget in zip(sequences, budgets, strict=True):
             most = self._limit(sequence, min(budget.nodes, budget.depth))
@@ -137,7 +140,7 @@ class SelfDrafter(Drafter):
     # Whether the subclass's own head gives the logits.
     _own_head: ClassVar[bool] = False
 
-    def _advance(self, chains: List[GrowingChain], layers: tuple[Layer, ...]) -> None:
+    def _advance(self, chains: Sequence[GrowingChain], layers: tuple[Layer, ...]) -> None:
         for each, logits in zip(chains, self._run(chains, layers, not self._own_head), strict=True):
             chance = top_probability(logits)
             each.done = self._stops(each, chance)
@@ -150,8 +153,8 @@ class SelfDrafter(Drafter):
             each.chances.append(chance)
 
     def _run(
-        self, chains: List[GrowingChain], layers: tuple[Layer, ...], logits: bool
-    ) -> List[LogitArray]:
+        self, chains: Sequence[GrowingChain], layers: tuple[Layer, ...], logits: bool
+    ) -> Sequence[LogitArray]:
         # Runs the newest row of each chain and adds it to the cache.
         found = self._run_newest(chains, layers, None if logits else NO_LOGITS)
         for each in chains:
@@ -159,7 +162,7 @@ class SelfDrafter(Drafter):
         return self._logits(chains, found)
 
     def _run_newest(
-        self, chains: List[GrowingChain], layers: tuple[Layer, ...], wanted: IntArray | None
+        self, chains: Sequence[GrowingChain], layers: tuple[Layer, ...], wanted: IntArray | None
     ) -> list[Output]:
         rows = [Rows.draft(each.sequence.cache, [each.last], wanted=wanted) for each in chains]
         found = self._target.forward(rows, layers)
@@ -204,21 +207,23 @@ class ExitDrafter(SelfDrafter):
         self._begun: dict[int, Begun] = {}  # by the cache's identity, until the next draft
 
     @abstractmethod
-    def _exit(self, sequence: Sequence) -> int:
+    def _exit(self, sequence: Generation) -> int:
         """Return how many layers draft."""
 
-    def _layers(self, sequence: Sequence) -> tuple[Layer, ...]:
+    def _layers(self, sequence: Generation) -> tuple[Layer, ...]:
         return tuple(range(self._exit(sequence)))
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         for each in sequences:
             self._begun.pop(id(each.cache), None)
         return super().propose(sequences, budgets)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._begun.pop(id(sequence.cache), None)
 
-    def _finish(self, chains: List[GrowingChain]) -> None:
+    def _finish(self, chains: Sequence[GrowingChain]) -> None:
         # A chain that its length ended has not run its last token, which verification will need.
         drafted = [each for each in chains if each.tokens]
         short = [each for each in drafted if len(each.states) == len(each.tokens)]
@@ -229,7 +234,7 @@ class ExitDrafter(SelfDrafter):
             begun = Begun(tokens, np.stack(each.states), self._exit(each.sequence))
             self._begun[id(each.sequence.cache)] = begun
 
-    def forward(self, target: Target, rows: List[Rows]) -> list[Output]:
+    def forward(self, target: Target, rows: Sequence[Rows]) -> list[Output]:
         going = {at: begun for at, each in enumerate(rows) if (begun := self._fits(each))}
         out: dict[int, Output] = {}
         for exit, places in grouped(going, lambda at: going[at].exit):
@@ -242,7 +247,7 @@ class ExitDrafter(SelfDrafter):
             out |= dict(zip(rest, others, strict=True))
         return [out[at] for at in range(len(rows))]
 
-    def _go_on(self, rows: List[Rows], exit: int) -> List[LogitArray]:
+    def _go_on(self, rows: Sequence[Rows], exit: int) -> Sequence[LogitArray]:
         found = self._target.forward(rows, tuple(range(exit, self._count)))
         return [each.logits for each in found]
 

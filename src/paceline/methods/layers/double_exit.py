@@ -8,7 +8,7 @@ is the target's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -25,7 +25,7 @@ from paceline.methods.networks.kangaroo import Kangaroo
 from paceline.models.config import rotary_frequencies
 from paceline.networks.base import Geometry
 from paceline.networks.weights import Trained
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 _CHUNK = 512
 
@@ -45,7 +45,7 @@ class AdapterCache:
         del self.tokens[length:]
         self._cached = self._cached[:, :length]
 
-    def append(self, tokens: List[int], states: LogitArray) -> LogitArray:
+    def append(self, tokens: Sequence[int], states: LogitArray) -> LogitArray:
         """Add rows, float32 `[rows, width]` after the first layers; return them after the adapter.
 
         What is returned has the adapter's last norm, without its weights' place in the LM head.
@@ -53,7 +53,7 @@ class AdapterCache:
         x = self.attended(tokens, states)
         return normed(x, self.weights["norm"], self.shape.norm_eps)
 
-    def attended(self, tokens: List[int], states: LogitArray) -> LogitArray:
+    def attended(self, tokens: Sequence[int], states: LogitArray) -> LogitArray:
         """Add rows; return them after the attention and its residual."""
         shape, past = self.shape, len(self.tokens)
         sizes = np.cumsum([shape.heads, shape.kv_heads]) * shape.head_dim
@@ -148,26 +148,30 @@ class DoubleExit(ExitDrafter):
             **chosen,
         )
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._adapters[sequence.id] = self.adapter(self._trained)
         self._read(sequence)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         super().close(sequence)
         self._adapters.pop(sequence.id, None)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         for each in sequences:
             self._read(each)
         return super().propose(sequences, budgets)
 
-    def _exit(self, sequence: Sequence) -> int:
+    def _exit(self, sequence: Generation) -> int:
         return self._shallow
 
     def _stops(self, chain: GrowingChain, chance: float) -> bool:
         return chance < self._stop
 
-    def _logits(self, chains: List[GrowingChain], found: List[Output]) -> List[LogitArray]:
+    def _logits(
+        self, chains: Sequence[GrowingChain], found: Sequence[Output]
+    ) -> Sequence[LogitArray]:
         rows = [
             self._adapters[chain.sequence.id].append([chain.last], each.state)
             for chain, each in zip(chains, found, strict=True)
@@ -186,7 +190,7 @@ class DoubleExit(ExitDrafter):
         out: LogitArray = found.logits * sizes[:, None]
         return out
 
-    def _read(self, sequence: Sequence) -> None:
+    def _read(self, sequence: Generation) -> None:
         # Brings the adapter to the tokens before the root.
         adapter, tokens = self._adapters[sequence.id], sequence.tokens[:-1]
         known = min(len(adapter.tokens), len(tokens))
@@ -204,7 +208,7 @@ class DoubleExit(ExitDrafter):
         if missing:
             self._catch_up(sequence, known)
 
-    def _catch_up(self, sequence: Sequence, known: int) -> None:
+    def _catch_up(self, sequence: Generation, known: int) -> None:
         adapter, tokens = self._adapters[sequence.id], sequence.tokens[:-1]
         copy = self._target.fork(sequence.cache)
         try:

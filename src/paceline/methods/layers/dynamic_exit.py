@@ -8,7 +8,7 @@ threshold is half-way between the confidence of shadow tokens that were right an
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
@@ -21,7 +21,7 @@ from paceline.core.target import NO_LOGITS, Output, Rows, Target
 from paceline.core.types import LogitArray, ProbArray, TokenTree, Verdict
 from paceline.errors import OutOfMemory, PacelineError
 from paceline.methods.layers.chains import ExitDrafter, GrowingChain, top_probability
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
 def tokens_per_layer(chance: ProbArray, exits: ProbArray, layers: int, most: int) -> ProbArray:
@@ -48,7 +48,7 @@ class Shadows:
     counts: ProbArray
     confidence: ProbArray
 
-    def add(self, right: List[bool], chances: List[float], memory: float) -> None:
+    def add(self, right: Sequence[bool], chances: Sequence[float], memory: float) -> None:
         """Add the shadow tokens of one position, by exit."""
         of = np.arange(len(right))
         self.counts *= memory
@@ -115,17 +115,17 @@ class DynamicExit(ExitDrafter):
         self._states: dict[int, LogitArray] = {}  # by the cache's identity: [exits, rows, width]
         self._steps = 0
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         shape = 2, len(self.exits)
         self._shadows[sequence.id] = Shadows(np.zeros(shape), np.zeros(shape))
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         super().close(sequence)
         self._states.pop(id(sequence.cache), None)
         self._shadows.pop(sequence.id, None)
         self._chosen.pop(sequence.id, None)
 
-    def _limit(self, sequence: Sequence, most: int) -> int:
+    def _limit(self, sequence: Generation, most: int) -> int:
         exits = np.array(self.exits, dtype=np.float64)
         chance = self._shadows[sequence.id].chance
         value = tokens_per_layer(chance, exits, self._count, max(0, most))
@@ -133,14 +133,14 @@ class DynamicExit(ExitDrafter):
         self._chosen[sequence.id] = exit, length
         return length
 
-    def _exit(self, sequence: Sequence) -> int:
+    def _exit(self, sequence: Generation) -> int:
         return self.exits[self._chosen[sequence.id][0]]
 
     def _stops(self, chain: GrowingChain, chance: float) -> bool:
         exit = self._chosen[chain.sequence.id][0]
         return chance < self._shadows[chain.sequence.id].threshold(exit)
 
-    def forward(self, target: Target, rows: List[Rows]) -> list[Output]:
+    def forward(self, target: Target, rows: Sequence[Rows]) -> list[Output]:
         self._steps += 1
         self._states.clear()
         plain = all(
@@ -170,10 +170,10 @@ class DynamicExit(ExitDrafter):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for sequence, verdict in zip(sequences, verdicts, strict=True):
             states = self._states.pop(id(sequence.cache), None)
@@ -187,7 +187,7 @@ class DynamicExit(ExitDrafter):
             except OutOfMemory:
                 continue
 
-    def _look(self, sequence: Sequence, run: List[int], states: LogitArray) -> None:
+    def _look(self, sequence: Generation, run: Sequence[int], states: LogitArray) -> None:
         exits, count, width = states.shape
         inputs = states.reshape(exits * count, width)
         places = np.zeros(len(inputs), dtype=np.int64)
@@ -201,7 +201,7 @@ class DynamicExit(ExitDrafter):
             chances = [top_probability(each[row]) for each in logits]
             self._shadows[sequence.id].add(right, chances, self._memory)
 
-    def _shadow(self, sequence: Sequence, logits: LogitArray, position: int) -> int:
+    def _shadow(self, sequence: Generation, logits: LogitArray, position: int) -> int:
         if self.kind is not None or sequence.params.greedy:
             return int(logits.argmax())
         try:

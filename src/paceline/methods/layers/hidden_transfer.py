@@ -7,7 +7,7 @@ step has one forward, and no row of a token sees a pseudo state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -25,7 +25,7 @@ from paceline.drafters.recycling import top_rows
 from paceline.errors import OutOfMemory, PacelineError, RuntimeUnavailable
 from paceline.methods.networks.hidden_transfer import HiddenTransfer
 from paceline.networks.weights import Trained
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.shapes import chances, from_rank_accuracies, layout
 
 
@@ -83,13 +83,15 @@ class HiddenTransferDrafter(Drafter):
         loaded = context.resources.loaded
         return cls(loaded.target, loaded.source.config.layers, trained, **chosen)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         self._rows.clear()
         pairs = list(zip(sequences, budgets, strict=True))
         self._asked = {id(s.cache) for s, b in pairs if min(b.nodes, b.depth) > 0}
         return [self._tree(*each) for each in pairs]
 
-    def _tree(self, sequence: Sequence, budget: Budget) -> TokenTree:
+    def _tree(self, sequence: Generation, budget: Budget) -> TokenTree:
         found = self._foretold.get(sequence.id)
         if found is None or found.length != len(sequence.tokens):
             return trees.EMPTY
@@ -110,7 +112,7 @@ class HiddenTransferDrafter(Drafter):
             scores=chances(shape, shares),
         )
 
-    def _as_drawn(self, sequence: Sequence, logits: LogitArray, tokens: IntArray) -> IntArray:
+    def _as_drawn(self, sequence: Generation, logits: LogitArray, tokens: IntArray) -> IntArray:
         # First of each depth stands what the target would draw from these logits.
         path: list[int] = []
         for depth, row in enumerate(logits):
@@ -124,7 +126,7 @@ class HiddenTransferDrafter(Drafter):
             path.append(token)
         return tokens[: len(path)]
 
-    def forward(self, target: Target, rows: List[Rows]) -> list[Output]:
+    def forward(self, target: Target, rows: Sequence[Rows]) -> list[Output]:
         riding = [at for at, each in enumerate(rows) if self._rides(each)]
         out: dict[int, Output] = {}
         try:
@@ -140,10 +142,10 @@ class HiddenTransferDrafter(Drafter):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for sequence, verdict in zip(sequences, verdicts, strict=True):
             rows = self._rows.pop(id(sequence.cache), None)
@@ -152,7 +154,7 @@ class HiddenTransferDrafter(Drafter):
                 last = verdict.path[-1] + 1 if verdict.path else 0
                 self._foretold[sequence.id] = Foretold(len(sequence.tokens), rows[:, last].copy())
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._foretold.pop(sequence.id, None)
         self._asked.discard(id(sequence.cache))
 
@@ -162,7 +164,7 @@ class HiddenTransferDrafter(Drafter):
         end = int(row_positions(each).max()) + self._network.width
         return each.num_new == 1 and end < self._target.capabilities.max_context
 
-    def _ride(self, asked: List[Rows]) -> list[Output]:
+    def _ride(self, asked: Sequence[Rows]) -> list[Output]:
         if not asked:
             return []
         rows, first = list(map(_tokens_alone, asked)), self._network.runs.start

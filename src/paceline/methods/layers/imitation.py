@@ -7,7 +7,7 @@ Drafting halts behind a doubtful token, and verification goes on from the shallo
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -56,7 +56,7 @@ class Imitation(Kangaroo):
 class Imitator(AdapterCache):
     """Keys and values of one sequence in the imitation network, which is wider than an adapter."""
 
-    def append(self, tokens: List[int], states: LogitArray) -> LogitArray:
+    def append(self, tokens: Sequence[int], states: LogitArray) -> LogitArray:
         x = self.attended(tokens, states)
         inner = normed(x, self.weights["adapter.ffn_norm"], self.shape.norm_eps)
         gate, up = np.split(inner @ self.weights["adapter.gate_up"].T, 2, axis=1)

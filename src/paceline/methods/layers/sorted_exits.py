@@ -7,7 +7,7 @@ that the exit before it left, and fills its keys and values for the tokens that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Self, cast
 
@@ -53,7 +53,7 @@ class SortedModel:
     Logits are a function of the tokens alone, and the exit is chosen before any draw.
     """
 
-    def __init__(self, model: Target, exits: List[int], confidence: float) -> None:
+    def __init__(self, model: Target, exits: Sequence[int], confidence: float) -> None:
         """Bind a model; `exits` are numbers of layers, ascending, the last one all."""
         self._model, self._confidence = model, confidence
         self._segments = [tuple(range(*each)) for each in pairwise((0, *exits))]
@@ -67,7 +67,7 @@ class SortedModel:
     def open(self) -> Any:
         return self._model.open()
 
-    def prefill(self, cache: Any, tokens: List[int]) -> None:
+    def prefill(self, cache: Any, tokens: Sequence[int]) -> None:
         self._model.prefill(cache, tokens)
 
     def truncate(self, cache: Any, length: int, hold: bool = False) -> None:
@@ -77,10 +77,10 @@ class SortedModel:
         self._filled.pop(id(cache), None)
         self._model.release(cache)
 
-    def keep(self, cache: Any, num_new: int, path: List[int]) -> None:
+    def keep(self, cache: Any, num_new: int, path: Sequence[int]) -> None:
         """Do nothing: `forward` kept the rows."""
 
-    def forward(self, rows: List[Rows], layers: List[Layer] | None = None) -> list[Output]:
+    def forward(self, rows: Sequence[Rows], layers: Sequence[Layer] | None = None) -> list[Output]:
         """Run and keep new tokens, without drafts; return the roots' logits alone."""
         for each in rows:
             self._known(each.cache).tokens.extend(each.tokens)
@@ -102,7 +102,7 @@ class SortedModel:
         known.cut(cache.length)
         return known
 
-    def _run(self, caches: List[Any], segment: int) -> list[LogitArray]:
+    def _run(self, caches: Sequence[Any], segment: int) -> list[LogitArray]:
         # Logits of the newest rows, after the segment has run over all rows that it lacks.
         rows, known = [], [self._filled[id(each)] for each in caches]
         for cache, each in zip(caches, known, strict=True):

@@ -6,7 +6,7 @@ chain alone, since rows are not free on a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from paceline.core.types import BoolArray, TokenTree, Verdict
 from paceline.errors import OutOfMemory
 from paceline.methods.layers.chains import GrowingChain, SelfDrafter
 from paceline.methods.layers.search import MaskSearch
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 _HALVES: tuple[Half, Half] = ("attention", "feed-forward")
 
@@ -98,7 +98,7 @@ class Swift(SelfDrafter):
         every = ((index, half) for index in range(self._count) for half in _HALVES)
         return tuple(place for place in every if place not in skipped)
 
-    def _layers(self, sequence: Sequence) -> tuple[Layer, ...]:
+    def _layers(self, sequence: Generation) -> tuple[Layer, ...]:
         return self.layers_without(self.search.best)
 
     def _stops(self, chain: GrowingChain, chance: float) -> bool:
@@ -106,10 +106,10 @@ class Swift(SelfDrafter):
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         self._steps += 1
         if self.search.done or self._steps % self._pause:
@@ -125,7 +125,7 @@ class Swift(SelfDrafter):
             return
         self.search.observe(mask, score)
 
-    def matchness(self, sequence: Sequence, mask: BoolArray) -> float:
+    def matchness(self, sequence: Generation, mask: BoolArray) -> float:
         """Return the share of the last tokens that are the argmax without the masked sub-layers.
 
         Every token is predicted from the real ones before it: those before the window as the whole

@@ -59,7 +59,7 @@ class Chimera(Network):
         foretold, hidden, _ = self._parts(ops, state)
         both = ops.norm(ops.concat([foretold, hidden]), "both.norm")
         both = both + ops.silu(ops.linear(both, ["both.residual"]))
-        return ops.head(ops.linear(both, ["both.out.residual"], plus=foretold))
+        return ops.head(ops.linear(both, ["both.out.residual"], residual=foretold))
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
         _, hidden, before = self._parts(ops, state)

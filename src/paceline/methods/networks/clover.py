@@ -70,8 +70,8 @@ class Clover(Network):
         # The augmenting block's cache holds the context; states join it as draft rows.
         qkv = ops.concat([ops.linear(asking, ["decoder.q"]), memory])
         answer = ops.attend(0, qkv, self.heads, "draft")
-        x = ops.linear(answer, ["decoder.o.residual"], plus=state)
-        x = ops.linear(asking, ["decoder.token.residual"], plus=x)
+        x = ops.linear(answer, ["decoder.o.residual"], residual=state)
+        x = ops.linear(asking, ["decoder.token.residual"], residual=x)
         return add_feed_forward(ops, layer_names("decoder"), x)
 
 

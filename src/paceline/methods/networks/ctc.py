@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.lab.training.batches import Batch
 
 from collections import defaultdict
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,10 +32,10 @@ from paceline.models.ops import Ops, Rows
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import slot_shapes, slots_behind
 from paceline.networks.runner import Chain
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 
-def collapse(slots: List[int], blank: int) -> list[int]:
+def collapse(slots: Sequence[int], blank: int) -> list[int]:
     """Return the indices of slots that stand for tokens: the first of every run that is not blank.
 
     Equal tokens with a blank between them are two tokens.
@@ -145,7 +145,7 @@ class CTCDrafter(TrainedDrafter):
         super().expand_by(trees)
 
     def _draft(
-        self, version: LoadedNetwork, sequences: List[Sequence], budgets: List[Budget]
+        self, version: LoadedNetwork, sequences: Sequence[Generation], budgets: Sequence[Budget]
     ) -> list[TokenTree]:
         updates = list(map(self._context_update, sequences, budgets))
         if self._runner_ups:
@@ -174,7 +174,7 @@ class CTCDrafter(TrainedDrafter):
 
 
 def ctc_loss(
-    slots: List[Tensor], batch: Batch, places: Tensor, tokens: int, prompt_weight: float
+    slots: Sequence[Tensor], batch: Batch, places: Tensor, tokens: int, prompt_weight: float
 ) -> Tensor:
     """Return the CTC loss of the next `tokens` tokens, per token in nats (Graves et al. 2006).
 

@@ -67,7 +67,7 @@ class Falcon(Network):
         x = self._fuse(ops, last_hidden(ops, self.geometry, features), tokens)
         qkv = ops.linear(x, ["layer.qkv"], norm="layer_norm")
         mixed = ops.attend(0, qkv, self.heads, "last", self.width)
-        x = ops.linear(mixed, ["layer.o.residual"], plus=ops.last(x, self.width))
+        x = ops.linear(mixed, ["layer.o.residual"], residual=ops.last(x, self.width))
         return ops.norm(add_feed_forward(ops, layer_names("layer"), x), "norm")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:

@@ -75,7 +75,7 @@ class Hydra(Network):
 
     def _step(self, ops: Ops, state: Rows, embedded: Rows) -> Rows:
         read = ops.concat([ops.norm(state, "norm"), ops.norm(embedded, "embed_norm")])
-        return ops.linear(ops.gated(read, ["step.up"]), ["step.down.residual"], plus=state)
+        return ops.linear(ops.gated(read, ["step.up"]), ["step.down.residual"], residual=state)
 
 
 class HydraDrafter(TrainedDrafter):

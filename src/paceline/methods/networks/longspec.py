@@ -90,7 +90,7 @@ class LongSpec(Eagle3):
         x = add_attention(ops, layer_names("layer"), self.heads, x, sees, read=read)
         asking = ops.linear(x, ["cross.q"], norm="cross.norm")
         mixed = ops.attend(KV(-1, target=True), asking, self._whole, sees)
-        x = ops.linear(mixed, ["cross.o.residual"], plus=x)
+        x = ops.linear(mixed, ["cross.o.residual"], residual=x)
         return add_feed_forward(ops, layer_names("layer"), x)
 
 

@@ -6,8 +6,7 @@ much, so sizes are best given (--nodes). In layout "exact" each chain of prompt 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -23,7 +22,7 @@ from paceline.methods.ppd.prompt_tokens import load_prompt_tokens
 from paceline.methods.ppd.tree import SparseTree, best_tree
 from paceline.networks.weights import shipped_file
 from paceline.policy.cost import CostModel
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.shapes import layout
 from paceline.weights import or_install
 
@@ -82,15 +81,17 @@ class PPD(Drafter):
         costs = (lambda: loaded.costs) if aware == "true" else None
         return cls(trained.accuracies, first, costs)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         return [self._tree(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         ranks = self._accuracies.shape[1]
         for sequence, draft, verdict, output in zip(
@@ -102,7 +103,7 @@ class PPD(Drafter):
                 rows = output.logits[[node + 1 for node in chain]]
                 self._candidates[sequence.id] = top_rows(rows, ranks)[0]
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         self._candidates.pop(sequence.id, None)
 
     def _prompts(self, draft: TokenTree, node: int) -> list[int]:
@@ -121,7 +122,7 @@ class PPD(Drafter):
             self._plans[nodes] = best_tree(self._accuracies, nodes, costs)
         return self._plans[nodes]
 
-    def _tree(self, sequence: Sequence, budget: Budget) -> TokenTree:
+    def _tree(self, sequence: Generation, budget: Budget) -> TokenTree:
         if budget.nodes < 1 or budget.depth < 1:
             return trees.EMPTY
         plan = self._plan(budget.nodes)

@@ -10,7 +10,7 @@ import contextlib
 import multiprocessing
 import signal
 import weakref
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from time import perf_counter, process_time
@@ -29,9 +29,9 @@ from paceline.errors import (
     PacelineError,
     RuntimeUnavailable,
 )
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Randomness
 from paceline.sampling.sampler import Sampler
-from paceline.sampling.sequence import Sequence
 
 
 class DraftRequest(NamedTuple):
@@ -84,7 +84,7 @@ class ChainDrafting:
         self._texts: dict[int, ReadText] = {}
 
     def open(
-        self, id: int, tokens: List[int], prompt: int, params: SamplingParams, draws: Randomness
+        self, id: int, tokens: Sequence[int], prompt: int, params: SamplingParams, draws: Randomness
     ) -> None:
         """Read a request: its first `prompt` tokens are its prompt."""
         cache, begin = self.model.open(), max(0, len(tokens) - self._recent)
@@ -100,7 +100,7 @@ class ChainDrafting:
         if text is not None:
             self.model.release(text.cache)
 
-    def draft(self, asks: List[DraftRequest]) -> Reply:
+    def draft(self, asks: Sequence[DraftRequest]) -> Reply:
         """Continue texts side by side. Several branches of one request may be asked for."""
         start, work, rounds = perf_counter(), process_time(), 0
         texts = [self._follow(each) for each in asks]
@@ -145,7 +145,7 @@ class ChainDrafting:
         if text.cache.length > length:
             self.model.truncate(text.cache, length)
 
-    def _logits(self, texts: List[ReadText]) -> list[LogitArray]:
+    def _logits(self, texts: Sequence[ReadText]) -> list[LogitArray]:
         # Of the next token; the cache then holds all but it.
         rows = [Rows.draft(t.cache, t.tokens[t.begin + t.cache.length :]) for t in texts]
         outputs = self.model.forward(rows)
@@ -170,11 +170,11 @@ class Here:
     """Draft in the process of the target, at `receive`, which follows every `send`."""
 
     def __init__(self, chains: ChainDrafting) -> None:
-        self._asks: List[DraftRequest] = ()
+        self._asks: Sequence[DraftRequest] = ()
         self._chains = chains
         self.open, self.close = chains.open, chains.close
 
-    def send(self, asks: List[DraftRequest]) -> None:
+    def send(self, asks: Sequence[DraftRequest]) -> None:
         self._asks = asks
 
     def receive(self) -> Reply:
@@ -198,7 +198,7 @@ class DraftProcess:
         self._call("open", *given)
         self._answer()
 
-    def send(self, asks: List[DraftRequest]) -> None:
+    def send(self, asks: Sequence[DraftRequest]) -> None:
         self._call("draft", asks)
 
     def receive(self) -> Reply:
@@ -327,7 +327,7 @@ class Scheduled(Drafter):
     def _parts(cls, context: DrafterContext) -> dict[str, Any]:
         return {}
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._settle()
         params = sequence.params
         if not self.gumbel_coupled:
@@ -336,12 +336,12 @@ class Scheduled(Drafter):
         tokens, prompt = list(sequence.tokens), sequence.prompt_length
         self.worker.open(sequence.id, tokens, prompt, params, sequence.randomness)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         with contextlib.suppress(EngineFailed):
             self._settle()
         self.worker.close(sequence.id)
 
-    def _send(self, asks: List[DraftRequest]) -> None:
+    def _send(self, asks: Sequence[DraftRequest]) -> None:
         if asks:
             self.worker.send(asks)
             self._owed = True
@@ -356,11 +356,13 @@ class Scheduled(Drafter):
         # Calls go one after another.
         self._receive()
 
-    def _draft(self, tokens: List[int], budget: Budget) -> TokenTree:
+    def _draft(self, tokens: Sequence[int], budget: Budget) -> TokenTree:
         most = min(budget.nodes, budget.depth)
         return trees.chain(list(tokens[:most]), self.name) if tokens and most else trees.EMPTY
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         """Ask, and wait."""
         self._settle()
         counts = [min(self._window, each.nodes, each.depth) for each in budgets]

@@ -8,7 +8,7 @@ drafts are real here, their time is not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 from paceline.core.options import require
@@ -54,7 +54,7 @@ class FuzzyChains(ChainDrafting):
         text.exact, text.begins = text.cache.length, True
         return text
 
-    def _logits(self, texts: List[ReadText]) -> list[LogitArray]:
+    def _logits(self, texts: Sequence[ReadText]) -> list[LogitArray]:
         fresh = [each for each in texts if each.begins]
         logits = dict(zip(map(id, fresh), super()._logits(fresh), strict=True)) if fresh else {}
         for each in fresh:

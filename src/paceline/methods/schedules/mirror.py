@@ -7,7 +7,7 @@ verification ends in one of them, the next draft is there already.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -18,8 +18,8 @@ from paceline.core.types import Budget, LogitArray, TokenTree
 from paceline.drafters.base import DrafterContext
 from paceline.errors import PacelineError, RuntimeUnavailable
 from paceline.methods.schedules.drafting import DraftRequest, Scheduled, Worker
+from paceline.sampling.generation import Generation
 from paceline.sampling.sampler import top_k_ids
-from paceline.sampling.sequence import Sequence
 
 
 class Mirror(Scheduled):
@@ -65,7 +65,7 @@ class Mirror(Scheduled):
         require(branches >= 1, "branches", branches, "1 or more")
         self._target, self._count = target, layers
         self._exit, self._branches = exit or layers // 2, branches
-        self._running: dict[int, Sequence] = {}  # by the cache's identity
+        self._running: dict[int, Generation] = {}  # by the cache's identity
         self._ready: dict[int, dict[tuple[int, ...], list[int]]] = {}  # by what follows the text
         self._read: dict[int, int] = {}  # length of that text
         self.hits = self.misses = 0
@@ -81,7 +81,9 @@ class Mirror(Scheduled):
         loaded = context.resources.loaded
         return {"target": loaded.target, "layers": loaded.source.config.layers}
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         self._running = {id(each.cache): each for each in sequences}
         drafts: list[TokenTree | None] = []
         for sequence, budget in zip(sequences, budgets, strict=True):
@@ -97,13 +99,13 @@ class Mirror(Scheduled):
             drafts[at] = draft
         return [each for each in drafts if each is not None]
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         super().close(sequence)
         self._running.pop(id(sequence.cache), None)
         self._ready.pop(sequence.id, None)
         self._read.pop(sequence.id, None)
 
-    def forward(self, target: Target, rows: List[Rows]) -> list[Output]:
+    def forward(self, target: Target, rows: Sequence[Rows]) -> list[Output]:
         mine = [at for at, each in enumerate(rows) if self._fits(each)]
         out: dict[int, Output] = {}
         if mine:
@@ -128,7 +130,7 @@ class Mirror(Scheduled):
         plain = chain and each.num_new == 1 and not (each.hidden or each.features)
         return plain and id(each.cache) in self._running
 
-    def _guesses(self, rows: List[Rows], found: List[Output]) -> list[DraftRequest]:
+    def _guesses(self, rows: Sequence[Rows], found: Sequence[Output]) -> list[DraftRequest]:
         asks = []
         for each, output in zip(rows, found, strict=True):
             sequence = self._running[id(each.cache)]
@@ -147,7 +149,7 @@ class Mirror(Scheduled):
         return asks
 
     def _likely(
-        self, sequence: Sequence, logits: LogitArray, path: list[int], but: list[int]
+        self, sequence: Generation, logits: LogitArray, path: list[int], but: list[int]
     ) -> list[int]:
         guesses = top_k_ids(logits, min(len(logits), self._branches + 1)).tolist()
         if self.gumbel_coupled and not sequence.params.greedy:
@@ -159,7 +161,7 @@ class Mirror(Scheduled):
             guesses.insert(0, drawn)
         return [each for each in dict.fromkeys(guesses) if each not in but][: self._branches]
 
-    def _store(self, asks: List[DraftRequest]) -> None:
+    def _store(self, asks: Sequence[DraftRequest]) -> None:
         reply = self._receive()
         for each, tokens in zip(asks, reply.tokens if reply else (), strict=True):
             ready = self._ready.setdefault(each.id, {})

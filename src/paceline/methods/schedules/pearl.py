@@ -8,7 +8,7 @@ but the text decides what stands, and one rule serves both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from time import perf_counter
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from paceline.core.options import require
 from paceline.core.target import Output, Rows, Target
 from paceline.core.types import Budget, TokenTree
 from paceline.methods.schedules.drafting import DraftRequest, Scheduled, Worker
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 
 _MEMORY = 0.9  # weight of earlier times
 _LONGEST = 32
@@ -48,15 +48,17 @@ class Pearl(Scheduled):
         self._asked: list[int] = []
         self._ratio = 0.0
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         super().open(sequence)
         self._texts[sequence.id] = list(sequence.tokens)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Generation) -> None:
         super().close(sequence)
         self._texts.pop(sequence.id, None)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
         self._settle()
         drafts, asks = [], []
         for sequence, budget in zip(sequences, budgets, strict=True):
@@ -72,7 +74,7 @@ class Pearl(Scheduled):
         self._send(asks)
         return drafts
 
-    def forward(self, target: Target, rows: List[Rows]) -> list[Output]:
+    def forward(self, target: Target, rows: Sequence[Rows]) -> list[Output]:
         start = perf_counter()
         outputs = target.forward(rows)
         self._forward_seconds = perf_counter() - start
@@ -80,7 +82,7 @@ class Pearl(Scheduled):
 
     _forward_seconds = 0.0
 
-    def _ahead(self, sequence: Sequence) -> list[int]:
+    def _ahead(self, sequence: Generation) -> list[int]:
         # Drafted tokens behind the committed ones; none if those are others.
         text, known = self._texts[sequence.id], sequence.tokens
         return text[len(known) :] if text[: len(known)] == known else []

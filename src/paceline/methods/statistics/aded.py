@@ -6,14 +6,14 @@ best-first, which is optimal for known probabilities. As published: `methods/tri
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import ClassVar
 
 from paceline.core.target import Output
 from paceline.core.types import Budget, Needs, TokenTree, Verdict
 from paceline.drafters.candidates import CandidateDrafter
 from paceline.methods.statistics.context_model import PROMPT_WEIGHT, ContextModel
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.generation import Generation
 from paceline.trees.candidates import CandidateTree
 
 # Context length of a tri-gram.
@@ -38,15 +38,15 @@ class Aded(CandidateDrafter[ContextModel]):
     def reset(self) -> None:
         self._model = ContextModel(ORDER, CAPACITY)
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._model.read(sequence.tokens, 0, PROMPT_WEIGHT)
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for sequence, draft, output in zip(sequences, drafts, outputs, strict=True):
             if self._left_out(sequence):
@@ -57,5 +57,5 @@ class Aded(CandidateDrafter[ContextModel]):
             )
             self._model.read(sequence.tokens, begin, ADAPTATION)
 
-    def _guess(self, sequence: Sequence, budget: Budget) -> CandidateTree:
+    def _guess(self, sequence: Generation, budget: Budget) -> CandidateTree:
         return self._model.grow(sequence.tokens, budget)

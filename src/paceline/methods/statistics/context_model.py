@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from copy import copy, deepcopy
 from typing import Any, Self
 
@@ -69,21 +69,21 @@ class ContextModel:
         other._hold(self._call.copy(self._model))
         return other
 
-    def tail(self, tokens: List[int]) -> Context:
+    def tail(self, tokens: Sequence[int]) -> Context:
         """Return the longest context at the end of `tokens`."""
         return tuple(tokens[-self._order :])
 
     def follow(self, context: Context, token: int) -> Context:
         return (*context, token)[-self._order :]
 
-    def read(self, tokens: List[int], begin: int, weight: float) -> None:
+    def read(self, tokens: Sequence[int], begin: int, weight: float) -> None:
         """Learn from text, from position `begin` on."""
         first = max(0, begin - self._order)
         text = array("i", tokens[first:])
         at = address(text)
         self._check(self._call.read(self._model, at, len(text), begin - first, weight))
 
-    def recycle(self, tokens: List[int], draft: TokenTree, logits: LogitArray) -> None:
+    def recycle(self, tokens: Sequence[int], draft: TokenTree, logits: LogitArray) -> None:
         """Learn from the target's distributions at the root and nodes of a draft (top tokens only).
 
         `tokens` end at the root; `logits` are float32 `[1 + nodes, vocabulary]`, more rows ignored.
@@ -117,7 +117,7 @@ class ContextModel:
             return None
         return dict(zip(tokens[:count], shares[:count], strict=True)), shares[count]
 
-    def offers(self, context: Context, reach: float) -> List[Offer]:
+    def offers(self, context: Context, reach: float) -> Sequence[Offer]:
         """Return the candidates after a context of path probability `reach`."""
         text, rates = array("i", context), self.rates.flat
         out = self._out
@@ -127,7 +127,7 @@ class ContextModel:
         )
         return out.offers(self._check(count), self.rates)
 
-    def grow(self, tokens: List[int], budget: Budget) -> CandidateTree:
+    def grow(self, tokens: Sequence[int], budget: Budget) -> CandidateTree:
         """Draft best-first after `tokens`, see `CandidateTree.grow`."""
         text, rates = array("i", tokens[-self._order :]), self.rates.flat
         nodes, out = budget.nodes, self._out

@@ -7,8 +7,7 @@ context lengths contribute, prompts are read, and the tree expands by acceptance
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as List
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal, Self
 
@@ -23,8 +22,8 @@ from paceline.drafters.candidates import CandidateDrafter
 from paceline.methods.statistics.context_model import PROMPT_WEIGHT, ContextModel
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import DRAWN_EDGES, DRAWN_RATES
+from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Draw, Purpose, Randomness
-from paceline.sampling.sequence import Sequence
 from paceline.trees.base import BestFirst, TreeBuilder, race, successive
 from paceline.trees.candidates import CandidateTree, Offer, Place
 
@@ -52,7 +51,7 @@ class DrawnTree(CandidateTree):
         cls,
         place: Place,
         budget: Budget,
-        offers: Callable[[Place, float], List[Offer]],
+        offers: Callable[[Place, float], Sequence[Offer]],
         follow: Callable[[Place, int], Place],
         size: int,
         position: int,
@@ -132,7 +131,7 @@ class DrawnTree(CandidateTree):
             above = ROOT if accepted_node is None else accepted_node
 
 
-def _distribution(offers: List[Offer], size: int) -> Distribution:
+def _distribution(offers: Sequence[Offer], size: int) -> Distribution:
     pairs = sorted((token, chance) for token, chance, _ in offers)
     chances = np.array([chance for _, chance in pairs])
     ids = np.array([token for token, _ in pairs], dtype=np.int64)
@@ -174,15 +173,15 @@ class Stand(CandidateDrafter[ContextModel]):
         self._model = ContextModel(ORDER, CAPACITY)
         self._accepted = acceptance_rates()
 
-    def open(self, sequence: Sequence) -> None:
+    def open(self, sequence: Generation) -> None:
         self._model.read(sequence.tokens, 0, PROMPT_WEIGHT)
 
     def observe(
         self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
+        sequences: Sequence[Generation],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
     ) -> None:
         for sequence, draft, verdict, output in zip(
             sequences, drafts, verdicts, outputs, strict=True
@@ -196,7 +195,7 @@ class Stand(CandidateDrafter[ContextModel]):
                 sequence.tokens[max(0, begin - ORDER) : begin], draft, output.logits
             )
 
-    def _guess(self, sequence: Sequence, budget: Budget) -> CandidateTree:
+    def _guess(self, sequence: Generation, budget: Budget) -> CandidateTree:
         model = self._model
         if self.kind is None:
             return model.grow(sequence.tokens, budget)

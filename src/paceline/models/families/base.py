@@ -80,7 +80,7 @@ class Family:
         entries: a Hugging Face config in the words of Llama's.
         from_hf: changes of the general config, from those entries.
         from_gguf: changes of it, from a GGUF file's metadata.
-        facts: of denoisers: fields of `Denoises` that hold for every checkpoint unless it says
+        facts: of denoisers: fields of `CanvasTraits` that hold for every checkpoint unless it says
             otherwise; empty for autoregressive families.
         hf_mtp: names in checkpoints of what stands around the layer behind the last, by part.
         mtp: that layer, which drafts; None if a model brings none.
@@ -181,8 +181,8 @@ def add_attention(
     """
     qkv = ops.linear(x if read is None else read, names.qkv, norm=names.norm)
     mixed = ops.attend(layer, qkv, heads, sees)
-    plus = ops.last(x) if sees == "last" else x
-    return ops.linear(mixed, [names.o], scale=scale, plus=plus)
+    residual = ops.last(x) if sees == "last" else x
+    return ops.linear(mixed, [names.o], scale=scale, residual=residual)
 
 
 def add_feed_forward(
@@ -190,7 +190,7 @@ def add_feed_forward(
 ) -> Rows:
     """Return the stream with a gated feed-forward block added."""
     gated = ops.gated(x, names.gate_up, activation=activation, norm=names.ffn_norm)
-    return ops.linear(gated, [names.down], scale=scale, plus=x)
+    return ops.linear(gated, [names.down], scale=scale, residual=x)
 
 
 def llama_attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:

@@ -29,7 +29,7 @@ def feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     normed = ops.norm(x, f"{name}.ffn_norm")
     weights = ops.route(normed, f"{name}.router", config.experts)
     names = f"{name}.experts", config.experts
-    return ops.mix(normed, weights, *names, activation=config.activation, plus=x)
+    return ops.mix(normed, weights, *names, activation=config.activation, residual=x)
 
 
 def _parts(router: str, expert: str, names: tuple[str, str, str]) -> dict[str, str]:

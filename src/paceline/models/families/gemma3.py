@@ -63,13 +63,13 @@ def _gguf_windows(get: Get, layers: int) -> tuple[int, ...]:
 def _attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     name = f"layers.{index}"
     attended = ops.linear(attention(ops, config, index, x), [f"{name}.o"])
-    return ops.norm(attended, f"{name}.post_attention_norm", plus=x)
+    return ops.norm(attended, f"{name}.post_attention_norm", residual=x)
 
 
 def _feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     name = f"layers.{index}"
     fed = ops.linear(feed_forward(ops, config, index, x), [f"{name}.down"])
-    return ops.norm(fed, f"{name}.post_ffn_norm", plus=x)
+    return ops.norm(fed, f"{name}.post_ffn_norm", residual=x)
 
 
 GEMMA3 = Family(

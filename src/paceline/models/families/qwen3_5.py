@@ -97,7 +97,7 @@ def _gated(ops: Ops, config: ModelConfig, index: int, x: Rows, layer: int, sees:
     mixed = ops.attend(layer, qkv, heads_of(config, index), sees)
     x = ops.last(x) if sees == "last" else x
     by = ops.linear(x, [f"layers.{index}.q_gate"], norm=names.norm)
-    return ops.linear(ops.gate(mixed, by), [names.o], plus=x)
+    return ops.linear(ops.gate(mixed, by), [names.o], residual=x)
 
 
 def _drafts(ops: Ops, config: ModelConfig, index: int, x: Rows, sees: Sight) -> Rows:
@@ -113,7 +113,7 @@ def _delta(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     gates = ops.linear(x, [f"{name}_b", f"{name}_a"], norm=norm)
     mixed = ops.delta(layer, ops.convolve(layer, qkv, f"{name}_conv"), gates, name, rule)
     gated = ops.norm(mixed, f"{name}_norm", heads=rule.value_heads) * ops.silu(z)
-    return ops.linear(gated, [f"{name}_o"], plus=x)
+    return ops.linear(gated, [f"{name}_o"], residual=x)
 
 
 QWEN3_5 = Family(

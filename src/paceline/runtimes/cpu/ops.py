@@ -223,11 +223,11 @@ class CpuOps(Recorder):
 
         return self._draft_rows(slots, table.inputs, record)
 
-    def norm(self, x: Rows, name: str, *, plus: Rows | None = None, heads: int = 1) -> Rows:
+    def norm(self, x: Rows, name: str, *, residual: Rows | None = None, heads: int = 1) -> Rows:
         weights = self._matrices.required(name)
 
         def record(to: Columns) -> None:
-            added = None if plus is None else plus.columns()
+            added = None if residual is None else residual.columns()
             self.program.gather(x.columns(), None, to, weights, self._eps, added, heads)
 
         return self._like(x, x.width, record)
@@ -239,9 +239,11 @@ class CpuOps(Recorder):
         *,
         norm: Name = None,
         scale: float = 1.0,
-        plus: Rows | None = None,
+        residual: Rows | None = None,
     ) -> Rows:
-        assert plus is None or plus.slots == x.slots, f"{names}: context and draft rows are summed"
+        assert residual is None or residual.slots == x.slots, (
+            f"{names}: context and draft rows are summed"
+        )
         matrices = self._matrices.of(names)
         quantized = norm is None and all(map(self._matrices.quantized, self._matrices.parts(names)))
         weights = None if norm is None else self._matrices.required(norm)
@@ -256,7 +258,7 @@ class CpuOps(Recorder):
                 norm=weights,
                 eps=self._eps,
                 scale=scale,
-                residual=None if plus is None else plus.columns(),
+                residual=None if residual is None else residual.columns(),
             )
             if adapter is not None:
                 self._adapt(adapter, x.columns(), to, weights, scale)
@@ -491,7 +493,7 @@ class CpuOps(Recorder):
         name: str,
         experts: Experts,
         activation: Activation,
-        plus: Rows,
+        residual: Rows,
     ) -> Rows:
         parts = ("gate", "up", "down")[not experts.gated :]
         matrices = [
@@ -507,7 +509,7 @@ class CpuOps(Recorder):
                 weights.columns(),
                 to,
                 activation=GATES[activation],
-                residual=plus.columns(),
+                residual=residual.columns(),
                 every=experts.every,
             )
 

@@ -24,7 +24,7 @@ from paceline.core.target import (
     RuntimeOptions,
     have_inputs,
 )
-from paceline.core.types import Capabilities, Denoises, LogitArray
+from paceline.core.types import CanvasTraits, Capabilities, LogitArray
 from paceline.errors import InvalidOption, ModelError, OutOfMemory, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers, feature_places, features_with
 from paceline.models.source import ModelSource
@@ -148,7 +148,7 @@ class CpuTarget(Runtime):
             self._extra, first = with_rows(self._extra, mask_rows.embedding[None])
             mask = config.vocab_size + first
             self._masks = PackedMaskRows(mask_rows, mask, self._packed)
-            denoises = Denoises(mask, "causal", shifted=True, autoregressive=True)
+            denoises = CanvasTraits(mask, "causal", shifted=True, autoregressive=True)
         try:
             self._pool = BlockPool(
                 len(config.attention_layers),

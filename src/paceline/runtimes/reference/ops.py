@@ -140,19 +140,19 @@ class ReferenceOps:
         rows = rows.reshape(*ids.shape, -1)
         return rows if scale == 1.0 else rows * np.float32(scale)
 
-    def norm(self, x: Rows, name: str, *, plus: Rows = None, heads: int = 1) -> Rows:
+    def norm(self, x: Rows, name: str, *, residual: Rows = None, heads: int = 1) -> Rows:
         parts = x.reshape(*x.shape[:-1], heads, -1)
         out = normed(parts, self._formats.required(name), self._eps).reshape(x.shape)
-        return out if plus is None else plus + out
+        return out if residual is None else residual + out
 
     def linear(
-        self, x: Rows, names: Names, *, norm: Name = None, scale: float = 1.0, plus: Rows = None
+        self, x: Rows, names: Names, *, norm: Name = None, scale: float = 1.0, residual: Rows = None
     ) -> Rows:
         x = x if norm is None else self.norm(x, norm)
         parts = [self._product(x, part) for part in self._formats.parts(names)]
         out = np.concatenate(parts, axis=-1)
         out = out if scale == 1.0 else out * np.float32(scale)
-        return out if plus is None else plus + out
+        return out if residual is None else residual + out
 
     def _product(self, x: Rows, part: str) -> Rows:
         out, bias = product(x, self._matrix(part)), self._formats.bias(part)
@@ -210,9 +210,9 @@ class ReferenceOps:
         name: str,
         experts: Experts,
         activation: Activation,
-        plus: Rows,
+        residual: Rows,
     ) -> Rows:
-        out = plus.copy()
+        out = residual.copy()
         for each in range(experts.count):
             part, rows = f"{name}.{each}", np.flatnonzero(weights[:, each])
             if experts.gated:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as TokenIds
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.metrics import GenerationStats
 from paceline.core.types import (
     UNLIMITED,
-    Denoising,
+    CanvasParams,
     FinishReason,
     LogitArray,
     ProbArray,
@@ -50,7 +50,7 @@ class Pooled:
 
 
 @dataclass(eq=False)
-class Sequence:
+class Generation:
     """One request (or one sample of it) in flight; `id` is unique within its engine.
 
     `tokens` is prompt and committed tokens. `cache` is None before admission; `reading` is True
@@ -73,7 +73,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: GenerationStats = field(default_factory=GenerationStats)
     finish_reason: FinishReason | None = None
-    denoising: Denoising | None = None
+    denoising: CanvasParams | None = None
     constraint: Constraint | None = None
     work: Any = None
     pooled: Pooled | None = None
@@ -82,16 +82,16 @@ class Sequence:
     def start(
         cls,
         id: int,
-        prompt: TokenIds[int],
+        prompt: Sequence[int],
         params: SamplingParams,
         stream: int = 0,
         speculation: Speculation = UNLIMITED,
         constraint: Constraint | None = None,
-        ends: TokenIds[int] = (),
-        denoising: Denoising | None = None,
+        ends: Sequence[int] = (),
+        denoising: CanvasParams | None = None,
         breakers: Breakers | None = None,
         randomness: Randomness | None = None,
-    ) -> Sequence:
+    ) -> Generation:
         """Create a sequence.
 
         `stream` separates samples of one request. `ends` are the model's end tokens, `breakers` the
