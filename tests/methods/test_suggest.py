@@ -32,7 +32,7 @@ PROMPT = "the quick brown fox"
 
 
 def loaded(target: Any) -> Loaded:
-    source: Any = SimpleNamespace(name="tiny", fingerprint="0123")
+    source: Any = SimpleNamespace(name="tiny", fingerprint="0123", sampling={})
     return Loaded(source, TOKENIZER, target, RuntimeOptions())
 
 
