@@ -414,6 +414,9 @@ def test_features_that_are_kept_stay_within_their_bytes_and_the_least_used_go_fi
     assert (found == rows[12:]).all()
     assert kept.behind(list(range(8)), 4) == (4, None)  # the oldest went
     assert kept.behind(list(range(4)), 0)[1] is not None
+    kept.add(list(range(8)), np.ones((4, 3), dtype=np.float32))  # of a boundary more, read since
+    begin, found = kept.behind(list(range(8)), 0)
+    assert (begin, found.tolist()) == (0, [*rows[:4].tolist(), *[[1, 1]] * 4])
     kept.add(list(range(60)), np.zeros((60, 2), dtype=np.float32))  # more than there is room for
     assert kept.behind(list(range(60)), 0) == (0, None)
     assert np.shape(kept.behind(list(range(60)), 48)[1]) == (12, 2)

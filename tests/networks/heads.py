@@ -77,7 +77,8 @@ def random_head(
         if biases:
             shapes |= {f"layers.{index}.self_attn.{x}_proj.bias": (wide,) for x in "q"}
             shapes |= {f"layers.{index}.self_attn.{x}_proj.bias": (narrow,) for x in "kv"}
-        norms = ["input_layernorm", "post_attention_layernorm", *["hidden_norm"][index:]]
+        norms = ["input_layernorm", "post_attention_layernorm"]
+        norms += ["hidden_norm"][index:]
         shapes |= {f"layers.{index}.{name}.weight": (width,) for name in norms}
         if qk_norm:
             shapes |= {f"layers.{index}.self_attn.{x}_norm.weight": (size,) for x in "qk"}

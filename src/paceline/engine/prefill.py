@@ -140,7 +140,7 @@ class KeptFeatures:
                 break
             self._blocks.move_to_end(key)
             found.append(self._blocks[key])
-        return begin, np.concatenate(found) if found else None
+        return begin, _joined(found) if found else None
 
     def _keys(self, tokens: Sequence[int], begin: int) -> Iterator[tuple[int, bytes]]:
         # End and name of each full block: features depend on all tokens before.
@@ -148,6 +148,12 @@ class KeptFeatures:
         for end in range(begin + self.block, len(tokens) + 1, self.block):
             name.update(np.array(tokens[end - self.block : end]).tobytes())
             yield end, name.digest()
+
+
+def _joined(parts: Sequence[LogitArray]) -> LogitArray:
+    # Boundaries that the target was told to read since then come last: all have the first columns.
+    width = min(part.shape[1] for part in parts)
+    return parts[0] if len(parts) == 1 else np.concatenate([part[:, :width] for part in parts])
 
 
 class Prefiller:
@@ -251,7 +257,7 @@ class Prefiller:
         seen = self._features.get(sequence.id)
         if seen is None:
             return None
-        return seen[0] if len(seen) == 1 else np.concatenate(seen)
+        return _joined(seen)
 
     def done(self, sequence: Generation) -> None:
         self._features.pop(sequence.id, None)
@@ -274,7 +280,7 @@ class Prefiller:
         end = min(sequence.cache.length, len(sequence.tokens))
         parts.append(features[: len(features) - (sequence.cache.length - end)])
         if end // self._kept.block > (end - sum(map(len, parts))) // self._kept.block:
-            parts = [self._kept.add(sequence.tokens[:end], np.concatenate(parts))]
+            parts = [self._kept.add(sequence.tokens[:end], _joined(parts))]
         self._tails[sequence.id] = parts
 
     def _forget(self, sequence: Generation) -> None:

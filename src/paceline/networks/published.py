@@ -111,7 +111,7 @@ class PublishedEagle3(Network):
             out |= {f"{name}.{part}": (narrow, inputs) for part in "kv"}
             out |= {f"{name}.{part}": (config.ffn_size, width) for part in ("gate", "up")}
             out[f"{name}.down"] = (width, config.ffn_size)
-            norms = ["attention_norm", "ffn_norm", *(["hidden_norm"] if not index else [])]
+            norms = ["attention_norm", "ffn_norm"] + ["hidden_norm"] * (index == 0)
             out |= {f"{name}.{part}": (width,) for part in norms}
             if config.qk_norm:
                 out |= {f"{name}.{part}_norm": (config.head_dim,) for part in "qk"}

@@ -281,7 +281,7 @@ class ReferenceOps:
             state, out[row] = delta_step(state, *own)
             states.append(state)
             if 0 < row <= self._root:
-                states[row - 1] = empty  # nobody asks for it
+                states[row - 1] = empty  # no row reads it
         self._note("sum", layer, states)
         return out.reshape(len(x), -1)
 

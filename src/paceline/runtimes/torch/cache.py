@@ -89,7 +89,7 @@ class RecurrentRows:
                 out[begin + row] = (state * q[:, :, None]).sum(1)
                 states.append(state)
                 if 0 < row <= root:
-                    states[row - 1] = empty  # nobody asks for it
+                    states[row - 1] = empty  # no row reads it
             cache.rows["sum", layer] = states[root:]
             begin += len(parents)
         return out
