@@ -55,7 +55,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 64_380,
+    "lines": 64_389,
     "lines of methods": 11_445,
     "modules": 406,
     "docstrings": 0.14,

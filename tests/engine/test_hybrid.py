@@ -72,8 +72,11 @@ def test_a_hybrid_may_draft(kind: str, folder: Path, plain: Any) -> None:
         assert accepted > 0.8 * drafted or kind == "string-level"
 
 
-def test_its_own_head_drafts(tmp_path: Path, folder: Path, plain: Any) -> None:
-    """By name, in trees, and of itself: the text is that without."""
+def test_its_own_head_drafts(
+    tmp_path: Path, folder: Path, plain: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By name, in trees, and of itself: the text is that without; a file without one says so."""
+    caplog.set_level("INFO")
     with_head = hybrid.save(tmp_path, head=True)
     for drafter in ("mtp", "mtp:growth=expand-rerank"):
         made = engine(with_head, drafter=drafter, controller="fixed", nodes=4)
@@ -82,7 +85,9 @@ def test_its_own_head_drafts(tmp_path: Path, folder: Path, plain: Any) -> None:
             assert [each.token_ids for each in found] == expected
             assert sum(each.stats.drafted_tokens for each in found) > 0
     assert "mtp" in engine(with_head, drafter="auto").config["drafter"]
+    assert "no MTP head" not in caplog.text
     assert "mtp" not in engine(folder, drafter="auto").config["drafter"]
+    assert caplog.text.count(f"no MTP head in {folder.name}") == 1
     for wrong, message in ((folder, "holds no head"), (with_head, "as it is")):
         with pytest.raises(InvalidOption, match=message):
             engine(wrong, drafter="mtp" if wrong == folder else "mtp:weights=x")

@@ -95,6 +95,11 @@ def has_own_head(config: ModelConfig, weights: Weights) -> bool:
     return family_of(config).mtp is not None and f"layers.{config.layers}.mtp_fc" in weights
 
 
+def lacks_own_head(config: ModelConfig, weights: Weights) -> bool:
+    """Return whether such models have a head, and these files do not."""
+    return family_of(config).mtp is not None and not has_own_head(config, weights)
+
+
 def own_head(config: ModelConfig, weights: Weights, fingerprint: str) -> Trained | None:
     """Return the head that a model's files hold; None if they hold none.
 

@@ -18,7 +18,7 @@ from paceline.drafters.resources import Resources, has_coarser
 from paceline.engine.by_temperature import ControllersByKind, DraftersByKind
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.source import smaller_sibling
-from paceline.networks.mtp import has_own_head
+from paceline.networks.mtp import has_own_head, lacks_own_head
 from paceline.networks.weights import shipped_file
 from paceline.policy.controller import Controller, ControllerContext, Fixed
 from paceline.registry import table as registry
@@ -110,6 +110,8 @@ class Assembly:
         source = loaded.source
         if named is None and able and agrees and has_own_head(source.config, source.weights()):
             return _DEFAULT_OWN
+        if kind == "greedy" and lacks_own_head(source.config, source.weights()):
+            _LOG.info("no MTP head in %s (`nextn` or `mtp` in names of tensors)", source.name)
         shipped = able and agrees and shipped_file("eagle3", loaded.source.fingerprint)
         if has_coarser(capabilities) or shipped:
             default = _DEFAULT_COARSER if has_coarser(capabilities) else _DEFAULT_TRAINED
