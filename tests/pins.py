@@ -38,7 +38,6 @@ from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.lab.measure import fingerprint, parallel_tasks
 from paceline.networks import catalogue
-from paceline.networks.base import Geometry
 from paceline.networks.weights import Trained, save_network
 from paceline.proof import inside
 from paceline.proof.cases import QUICK
@@ -412,7 +411,7 @@ def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
 def network(name: str) -> Path:
     """Weights of a network for the model, drawn."""
     source = model().source
-    made = catalogue.build(name, Geometry.of(source.config), {})
+    made = catalogue.build(name, source.config, {})
     parameters = {each: drawn(f"{name} {each}", shape) for each, shape in made.shapes().items()}
     ids = np.arange(0, 4096, 2)
     path = folder() / f"{name}.safetensors"

@@ -16,7 +16,6 @@ from tests.helpers.training_commands import written
 
 from paceline.lab.training.data import Text
 from paceline.models.source import resolve
-from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.networks.weights import Trained, load_network, save_network
 
@@ -36,7 +35,7 @@ def data(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def weights(model: Path, tmp_path: Path) -> Path:
-    network, rng = build("hydra", Geometry.of(CONFIG), {"steps": 3}), np.random.default_rng(0)
+    network, rng = build("hydra", CONFIG, {"steps": 3}), np.random.default_rng(0)
     parameters = {
         name: rng.normal(len(shape) == 1, 0.3, shape).astype(np.float32)
         for name, shape in network.shapes().items()

@@ -32,7 +32,7 @@ from paceline.lab.training.model import TrainableModel
 from paceline.lab.training.recipe import TextDenoiserRecipe
 from paceline.methods.networks.draft_lm import DraftLM
 from paceline.models.source import resolve
-from paceline.networks.base import Geometry
+from paceline.networks.base import drafter_config
 from paceline.networks.weights import Trained, save_network
 from paceline.registry import loading
 
@@ -143,7 +143,8 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_weights(
 
 def test_it_begins_as_a_draft_lm(command: Command, model: Path, data: Path, tmp_path: Path) -> None:
     source, path = resolve(str(model)), tmp_path / "draft-lm.safetensors"
-    network, rng = DraftLM(Geometry.of(source.config), layers=2, ffn_size=32), np.random.default_rng
+    network = DraftLM(drafter_config(source.config), layers=2, ffn_size=32)
+    rng = np.random.default_rng
     given = {
         name: rng(seed).normal(size=shape).astype(np.float16).astype(np.float32)
         for seed, (name, shape) in enumerate(network.shapes().items())

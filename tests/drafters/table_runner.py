@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.core.types import IntArray, LogitArray
 from paceline.methods.networks.draft_lm import DraftLM
-from paceline.networks.base import Geometry
+from paceline.models.config import ModelConfig
 from paceline.networks.runner import Branch, Chain, ContextUpdate
 from paceline.networks.weights import Trained
 from paceline.proof.tabular import TabularModel
@@ -35,7 +35,8 @@ class TableRunner:
     def trained(self) -> Trained:
         """What tells drafters of vocabulary and width."""
         network = DraftLM(
-            Geometry(4, 1, 1, 4, 4, 100.0, 1e-5, self._model.vocabulary), steps=self._steps
+            ModelConfig("llama", self._model.vocabulary, 4, 0, 1, 1, 4, 4, 100.0, 1e-5, 0, False),
+            steps=self._steps,
         )
         network.width = self._width
         return Trained(network, {}, self._ids, {})

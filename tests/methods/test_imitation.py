@@ -20,7 +20,7 @@ from paceline.lab.training.module import DraftModule, share_target_weights  # no
 from paceline.lab.training.objective import forward  # noqa: E402
 from paceline.methods.layers.double_exit import AdapterCache, DoubleExit  # noqa: E402
 from paceline.methods.layers.imitation import Imitation, ImitationDrafter, Imitator  # noqa: E402
-from paceline.networks.base import Geometry  # noqa: E402
+from paceline.networks.base import drafter_config  # noqa: E402
 from paceline.networks.runner import ContextUpdate  # noqa: E402
 from paceline.networks.weights import Trained  # noqa: E402
 from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
@@ -28,7 +28,7 @@ from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
 
 def trained(exit: int = 2) -> Trained:
     """Random weights for the tiny model."""
-    network = Imitation(Geometry.of(layers.CONFIG), exit=exit)
+    network = Imitation(drafter_config(layers.CONFIG), exit=exit)
     rng = np.random.default_rng(4)
     parameters = {
         name: (1.5 * rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
@@ -90,7 +90,7 @@ def test_row_by_row_is_at_once() -> None:
 # Training:
 
 CONFIG = tiny_config(layers=7)
-SHAPE = Geometry.of(CONFIG)
+SHAPE = drafter_config(CONFIG)
 TIME = 24
 
 

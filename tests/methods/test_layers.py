@@ -26,7 +26,7 @@ from paceline.methods.layers.search import MaskSearch, posterior
 from paceline.methods.layers.swift import Swift
 from paceline.methods.layers.tables import LAYERS, LayeredTable
 from paceline.methods.networks.kangaroo import Kangaroo
-from paceline.networks.base import Geometry
+from paceline.networks.base import drafter_config
 from paceline.networks.weights import Trained
 from paceline.policy.controller import Fixed
 from paceline.proof.compare import max_error, target_joint
@@ -179,7 +179,7 @@ def torch() -> Any:
 
 
 def adapter() -> Trained:
-    network = Kangaroo(Geometry.of(CONFIG), exit=2)
+    network = Kangaroo(drafter_config(CONFIG), exit=2)
     rng = np.random.default_rng(4)
     parameters = {
         name: (0.3 * rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)

@@ -33,7 +33,7 @@ from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
 from paceline.lab.training.module import DraftModule, share_target_weights
 from paceline.methods.layers.hidden_transfer import HiddenTransferDrafter
 from paceline.methods.networks.hidden_transfer import HiddenTransfer
-from paceline.networks.base import Geometry
+from paceline.networks.base import drafter_config
 from paceline.networks.weights import Trained
 from paceline.sampling.generation import Generation
 
@@ -48,7 +48,9 @@ PROMPT = [5, 9, 17, 3, 60, 61, 5]
 
 
 def weights(entries: int = 0, seed: int = 0) -> Trained:
-    return random_weights(HiddenTransfer(Geometry.of(CONFIG), width=WIDTH, entries=entries), seed)
+    return random_weights(
+        HiddenTransfer(drafter_config(CONFIG), width=WIDTH, entries=entries), seed
+    )
 
 
 def drafter(runtime: str, kind: type[HiddenTransferDrafter] = HiddenTransferDrafter) -> Any:
@@ -118,7 +120,7 @@ class Early(HiddenTransferDrafter):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self._network = HiddenTransfer(Geometry.of(CONFIG), width=WIDTH, entries=1)
+        self._network = HiddenTransfer(drafter_config(CONFIG), width=WIDTH, entries=1)
 
 
 def trained_rows(tokens: list[int], features: np.ndarray) -> np.ndarray:

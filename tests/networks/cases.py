@@ -1,4 +1,4 @@
-"""Networks of a tiny geometry with random weights, for tests."""
+"""Networks of a tiny size with random weights, for tests."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ from paceline.methods.networks.longspec import LongSpec
 from paceline.methods.networks.medusa import Medusa
 from paceline.methods.networks.s2d import S2D
 from paceline.methods.networks.specformer import SpecFormer
-from paceline.networks.base import Geometry, Network, Shapes
+from paceline.models.config import ModelConfig
+from paceline.networks.base import Network, Shapes
 from paceline.networks.eagle3 import Eagle3
 
-GEOMETRY = Geometry(
-    width=32,
+TINY = ModelConfig(
+    family="llama",
+    hidden_size=32,
+    layers=5,
     heads=4,
     kv_heads=2,
     head_dim=16,  # heads are wider together than the width, as in some models
@@ -37,67 +40,68 @@ GEOMETRY = Geometry(
     rope_base=100.0,
     norm_eps=1e-5,
     vocab_size=17,
-    target_layers=5,
+    max_context=0,
+    tied_embeddings=False,
 )
 DRAFT_VOCABULARY = 11
 
 NETWORKS: dict[str, Callable[[], Network]] = {
-    "medusa": lambda: Medusa(GEOMETRY, width=3),
-    "hydra": lambda: Hydra(GEOMETRY, steps=4, hidden=32),
-    "hydra-without-prefix": lambda: Hydra(GEOMETRY, steps=3, prefix=False),
-    "clover": lambda: Clover(GEOMETRY, steps=3),
-    "eagle": lambda: Eagle(GEOMETRY, steps=3),
-    "eagle3": lambda: Eagle3(GEOMETRY, steps=4, ffn_size=32),
-    "chimera": lambda: Chimera(GEOMETRY, steps=4),
-    "falcon": lambda: Falcon(GEOMETRY, steps=3),
-    "falcon-of-three": lambda: Falcon(GEOMETRY, steps=2, width=3),
-    "ctc": lambda: CTC(GEOMETRY, width=5, tokens=2),
-    "specformer": lambda: SpecFormer(GEOMETRY, width=4, hook_width=32),
-    "s2d": lambda: S2D(GEOMETRY, steps=3, layers=2),
-    "block-parallel": lambda: BlockParallel(GEOMETRY, width=4),
-    "draft-lm": lambda: DraftLM(GEOMETRY, steps=4, layers=2, ffn_size=32),
-    "kangaroo": lambda: Kangaroo(GEOMETRY, steps=4, exit=2),
-    "imitation": lambda: Imitation(GEOMETRY, steps=4, exit=2, ffn_size=32),
-    "hidden-transfer": lambda: HiddenTransfer(GEOMETRY, width=3),
-    "longspec": lambda: LongSpec(GEOMETRY, steps=4, reach=4, cross=False),
+    "medusa": lambda: Medusa(TINY, width=3),
+    "hydra": lambda: Hydra(TINY, steps=4, hidden=32),
+    "hydra-without-prefix": lambda: Hydra(TINY, steps=3, prefix=False),
+    "clover": lambda: Clover(TINY, steps=3),
+    "eagle": lambda: Eagle(TINY, steps=3),
+    "eagle3": lambda: Eagle3(TINY, steps=4, ffn_size=32),
+    "chimera": lambda: Chimera(TINY, steps=4),
+    "falcon": lambda: Falcon(TINY, steps=3),
+    "falcon-of-three": lambda: Falcon(TINY, steps=2, width=3),
+    "ctc": lambda: CTC(TINY, width=5, tokens=2),
+    "specformer": lambda: SpecFormer(TINY, width=4, hook_width=32),
+    "s2d": lambda: S2D(TINY, steps=3, layers=2),
+    "block-parallel": lambda: BlockParallel(TINY, width=4),
+    "draft-lm": lambda: DraftLM(TINY, steps=4, layers=2, ffn_size=32),
+    "kangaroo": lambda: Kangaroo(TINY, steps=4, exit=2),
+    "imitation": lambda: Imitation(TINY, steps=4, exit=2, ffn_size=32),
+    "hidden-transfer": lambda: HiddenTransfer(TINY, width=3),
+    "longspec": lambda: LongSpec(TINY, steps=4, reach=4, cross=False),
     "longspec-of-two": lambda: LongSpec(
-        GEOMETRY, steps=4, reach=2, cross=False
+        TINY, steps=4, reach=2, cross=False
     ),  # drafts outgrow the window
 }
 """Those that run without a target beside them."""
 
 EVERY: dict[str, Callable[[], Network]] = {
     **NETWORKS,
-    "longspec-across": lambda: LongSpec(GEOMETRY, steps=4, reach=2),
+    "longspec-across": lambda: LongSpec(TINY, steps=4, reach=2),
 }
 
 
 def lent_shapes(network: Network) -> Shapes:
     """Weights of the target that a network runs with, by the target's names."""
-    shape = network.geometry
+    shape = network.config
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     of_part = {
-        "q": (wide, shape.width),
-        **dict.fromkeys("kv", (narrow, shape.width)),
-        "o": (shape.width, wide),
-        **dict.fromkeys(("gate", "up"), (shape.ffn_size, shape.width)),
-        "down": (shape.width, shape.ffn_size),
+        "q": (wide, shape.hidden_size),
+        **dict.fromkeys("kv", (narrow, shape.hidden_size)),
+        "o": (shape.hidden_size, wide),
+        **dict.fromkeys(("gate", "up"), (shape.ffn_size, shape.hidden_size)),
+        "down": (shape.hidden_size, shape.ffn_size),
     }
     names = network.target_weights()
-    return {name: of_part.get(name.rpartition(".")[2], (shape.width,)) for name in names}
+    return {name: of_part.get(name.rpartition(".")[2], (shape.hidden_size,)) for name in names}
 
 
 def module(network: Network, seed: int = 0, randomise: bool = True) -> DraftModule:
     """In float64, by default with no parameter left at zero or one."""
     generator = torch.Generator().manual_seed(seed)
-    embedding = torch.randn(GEOMETRY.vocab_size, GEOMETRY.width, generator=generator)
-    head = torch.randn(DRAFT_VOCABULARY, GEOMETRY.width, generator=generator)
+    embedding = torch.randn(TINY.vocab_size, TINY.hidden_size, generator=generator)
+    head = torch.randn(DRAFT_VOCABULARY, TINY.hidden_size, generator=generator)
     lent = {
         name: torch.randn(shape, generator=generator) / 2
         for name, shape in lent_shapes(network).items()
     }
     if "norm" in lent:
-        lent["norm"] = torch.rand(GEOMETRY.width, generator=generator) + 0.5
+        lent["norm"] = torch.rand(TINY.hidden_size, generator=generator) + 0.5
     out = DraftModule(network, embedding, head, generator, lent).double()
     if randomise:
         with torch.no_grad():
@@ -109,8 +113,8 @@ def module(network: Network, seed: int = 0, randomise: bool = True) -> DraftModu
 def texts(count: int, time: int, seed: int = 1) -> tuple[Tensor, Tensor]:
     """Float64 `[count, time, 4 * width]` features and int64 `[count, time]` tokens."""
     generator = torch.Generator().manual_seed(seed)
-    features = torch.randn(count, time, 4 * GEOMETRY.width, generator=generator).double()
-    return features, torch.randint(GEOMETRY.vocab_size, (count, time), generator=generator)
+    features = torch.randn(count, time, 4 * TINY.hidden_size, generator=generator).double()
+    return features, torch.randint(TINY.vocab_size, (count, time), generator=generator)
 
 
 def context_rows(

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 
 from paceline.core.types import LogitArray
+from paceline.models.families.base import heads_of
 from paceline.models.ops import KV, Sight
 from paceline.native.packed import Packed
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
@@ -116,7 +117,7 @@ class ReferenceRunner:
         return ReferenceNetworkCache(rows, tail, lent=self._rows(self._network.above))
 
     def _rows(self, layers: int) -> ReferenceCache:
-        shape = self._network.geometry
+        shape = self._network.config
         sizes = max(layers, 1), 2, 0, shape.kv_heads, shape.head_dim
         return ReferenceCache(np.zeros(sizes, self._dtype))
 
@@ -146,7 +147,7 @@ class ReferenceRunner:
         return state.value
 
     def _ops(self, sights: DraftSights | StepSights) -> ReferenceOps:
-        return self.ops(self._formats, self._matrix, self._network.geometry.norm_eps, sights)
+        return self.ops(self._formats, self._matrix, self._network.config.norm_eps, sights)
 
     def _start(self, update: ContextUpdate) -> tuple[ReferenceOps, LogitArray]:
         cache: ReferenceNetworkCache = update.cache
@@ -170,7 +171,8 @@ class ReferenceRunner:
         assert lent is not None
         sights = DraftSights(lent, len(features))
         ops = self._ops(sights)
-        ops.attend(len(lent.data) - 1, network.target_rows(ops, features), network.heads)
+        rows, heads = network.target_rows(ops, features), heads_of(network.config, 0)
+        ops.attend(len(lent.data) - 1, rows, heads)
         lent.length = sights.context
 
     def _chain(self, update: ContextUpdate, depth: int) -> list[Chain]:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from tests.networks.cases import GEOMETRY, NETWORKS, module
+from tests.networks.cases import NETWORKS, TINY, module
 from tests.networks.reference import ReferenceRunner
 
 from paceline.lab.training.module import DraftModule
@@ -60,7 +60,7 @@ def runner(
     `lent` are keys and values of a target on the CPU runtime.
     """
     embedding, rows = (trained.get_buffer(name).float() for name in ("embedding", "head"))
-    head = rows.new_full((GEOMETRY.vocab_size, GEOMETRY.width), 1e3)
+    head = rows.new_full((TINY.vocab_size, TINY.hidden_size), 1e3)
     head[IDS] = rows
     shared = {name: each.float() for name, each in trained.target_weights().items()}
     if runtime == "torch":

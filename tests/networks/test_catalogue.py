@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.networks.cases import GEOMETRY
 from tests.networks.cases import NETWORKS as CASES
+from tests.networks.cases import TINY
 
 from paceline.errors import InvalidOption
-from paceline.networks.base import describe, geometry_from
+from paceline.networks.base import config_from, describe
 from paceline.networks.catalogue import build, find, names
 
 
@@ -17,7 +17,7 @@ from paceline.networks.catalogue import build, find, names
 def test_a_network_is_made_again_from_its_description(case: str) -> None:
     network = CASES[case]()
     entry = json.loads(json.dumps(describe(network)))
-    again = build(entry["network"], geometry_from(entry["geometry"]), entry["settings"])
+    again = build(entry["network"], config_from(entry["geometry"]), entry["settings"])
     assert type(again) is type(network)
     assert again.shapes() == network.shapes()
     assert (again.steps, again.width, again.layers) == (
@@ -35,12 +35,12 @@ def test_every_network_of_the_catalogue_is_tested() -> None:
 @pytest.mark.parametrize("name", names())
 def test_settings_are_all_that_a_constructor_takes(name: str) -> None:
     """Without settings, and with its own, a network is the same."""
-    network = build(name, GEOMETRY, {})
-    assert build(name, GEOMETRY, network.settings()).shapes() == network.shapes()
+    network = build(name, TINY, {})
+    assert build(name, TINY, network.settings()).shapes() == network.shapes()
 
 
 def test_settings_may_be_the_text_of_an_option() -> None:
-    network = build("hydra", GEOMETRY, {"steps": "6", "prefix": "false"})
+    network = build("hydra", TINY, {"steps": "6", "prefix": "false"})
     assert (network.steps, network.layers) == (6, 0)
 
 
@@ -58,4 +58,4 @@ def test_settings_may_be_the_text_of_an_option() -> None:
 )
 def test_bad_settings_are_named(name: str, settings: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
-        build(name, GEOMETRY, settings)
+        build(name, TINY, settings)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.networks.cases import GEOMETRY, NETWORKS, context_rows, lent_shapes, module, texts
+from tests.networks.cases import NETWORKS, TINY, context_rows, lent_shapes, module, texts
 from tests.networks.reference import ReferenceRunner
 from tests.networks.runners import IDS, Held, cpu_runner, ready, runner
 
@@ -21,18 +21,18 @@ from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.cpu.ops import Sights
 
-WIDE = replace(GEOMETRY, width=64, ffn_size=128, vocab_size=40)
+WIDE = replace(TINY, hidden_size=64, ffn_size=128, vocab_size=40)
 
 
 def quantised(network: Network, seed: int = 0) -> tuple[Runner, Runner]:
     """Runners at int8, native and of the reference."""
     rng = np.random.default_rng(seed)
-    shape = network.geometry
+    shape = network.config
     weights = {
         name: rng.normal(len(each) == 1, 0.2, each).astype(np.float32)
         for name, each in network.shapes().items()
     }
-    table = rng.standard_normal((shape.vocab_size, shape.width)).astype(np.float32)
+    table = rng.standard_normal((shape.vocab_size, shape.hidden_size)).astype(np.float32)
     held: dict[str, Any] = {"embed": table, "head": table[::-1]}
     for name, size in lent_shapes(network).items():
         held[name] = rng.normal(len(size) == 1, 0.2, size).astype(np.float32)
@@ -65,7 +65,7 @@ def test_int8_drafts_are_those_of_the_reference(name: str) -> None:
     rng = np.random.default_rng(1)
     caches = [each.open() for each in runners]
     for gained in (40, 1, 3, 130):
-        width = 4 * WIDE.width if network.reads_features else 0
+        width = 4 * WIDE.hidden_size if network.reads_features else 0
         features = rng.standard_normal((gained, width)).astype(np.float32)
         tokens = rng.integers(40, size=gained).tolist()
         found = []
@@ -202,7 +202,7 @@ def test_context_and_draft_rows_are_not_summed() -> None:
 
 
 def test_odd_widths_are_named() -> None:
-    network = build("hydra", replace(GEOMETRY, width=40), {})
+    network = build("hydra", replace(TINY, hidden_size=40), {})
     weights = {name: np.ones(each, np.float32) for name, each in network.shapes().items()}
     held = dict.fromkeys(("embed", "head"), np.ones((40, 40), np.float32))
     with pytest.raises((InvalidOption, ModelError), match="no multiple of 32: use --runtime torch"):

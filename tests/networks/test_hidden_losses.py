@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.networks.batch import batch_of
-from tests.networks.cases import DRAFT_VOCABULARY, GEOMETRY, NETWORKS, module, texts
+from tests.networks.cases import DRAFT_VOCABULARY, NETWORKS, TINY, module, texts
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
@@ -14,7 +14,7 @@ from paceline.lab.training.module import Drafts
 from paceline.lab.training.objective import feature_loss, network_loss, total_loss
 from paceline.networks.base import Network
 
-TIME, DEPTH, WIDTH = 7, 3, GEOMETRY.width
+TIME, DEPTH, WIDTH = 7, 3, TINY.hidden_size
 LENGTHS, PROMPTS = [7, 5], [3, 1]
 
 
@@ -59,7 +59,7 @@ def whole(network: Network, drafts: Drafts, weight: float) -> tuple[Tensor, list
     """`network_loss`, and `total_loss` of every exit, the deepest first."""
     features, tokens = texts(2, TIME)
     batch = batch_of(tokens, LENGTHS, PROMPTS, features)
-    places = torch.arange(GEOMETRY.vocab_size).clamp_max(DRAFT_VOCABULARY - 1)
+    places = torch.arange(TINY.vocab_size).clamp_max(DRAFT_VOCABULARY - 1)
     teacher = torch.randn(2, TIME, DRAFT_VOCABULARY, generator=torch.Generator().manual_seed(2))
     given = (teacher, batch, places, find_loss("forward-kl"))
     how = {"decay": 0.8, "prompt_weight": 0.1}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.networks.batch import batch_of
-from tests.networks.cases import DRAFT_VOCABULARY, EVERY, GEOMETRY, module, texts
+from tests.networks.cases import DRAFT_VOCABULARY, EVERY, TINY, module, texts
 
 from paceline.lab.training.losses import find_loss
 from paceline.lab.training.objective import argmax_tokens, network_loss
@@ -34,7 +34,7 @@ def test_a_network_learns_a_text_by_heart_if_it_reads_it(name: str, source: str)
         reads = name not in BLIND
         features = features[:, :1].expand(features.shape).contiguous()
     batch = batch_of(tokens, [TIME], [0], features)
-    places = torch.arange(GEOMETRY.vocab_size).clamp_max(DRAFT_VOCABULARY - 1)
+    places = torch.arange(TINY.vocab_size).clamp_max(DRAFT_VOCABULARY - 1)
     teacher = 12.0 * torch.nn.functional.one_hot(tokens.roll(-1, 1), DRAFT_VOCABULARY)
     optimiser = torch.optim.Adam(trained.parameters(), lr=0.02)
     given = (teacher, batch, places, find_loss("forward-kl"))

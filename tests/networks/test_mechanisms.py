@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.networks.cases import GEOMETRY, module, texts
+from tests.networks.cases import TINY, module, texts
 from torch import Tensor
 
 from paceline.lab.training.module import DraftModule
@@ -37,7 +37,7 @@ from paceline.networks.blocks import (
 from paceline.networks.eagle3 import Eagle3
 from paceline.networks.torch_ops import NetworkTensors, TextAttention, TorchOps
 
-TIME, AT, WIDTH = 9, 4, GEOMETRY.width
+TIME, AT, WIDTH = 9, 4, TINY.hidden_size
 ROOT = AT + 1
 
 Change = Callable[[DraftModule, Tensor, Tensor], None]
@@ -132,14 +132,14 @@ class SightedSlots(BlockParallel):
     """Slots see one another both ways."""
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        return slots_behind(ops, self.heads, features, tokens, "slots")
+        return slots_behind(ops, self.config, features, tokens, "slots")
 
 
 class CausalSlots(CTC):
     """Slots see those before them alone."""
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        return slots_behind(ops, self.heads, features, tokens, "draft")
+        return slots_behind(ops, self.config, features, tokens, "draft")
 
 
 class CausalSpecFormer(SpecFormer):
@@ -166,7 +166,7 @@ class EarlierExit(Kangaroo):
 
     def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
         names = [LayerNames.of(layer) for layer in self.runs[:-1]]
-        return ops.last(stack(ops, names, self.heads, ops.embed(tokens), "context"))
+        return ops.last(stack(ops, self.config, names, ops.embed(tokens), "context"))
 
 
 class Forgetful(Clover):
@@ -192,7 +192,7 @@ class Unaugmented(Unattentive):
     """Begins as the target's hidden state, without a block over the context."""
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        hidden = last_hidden(ops, self.geometry, features)
+        hidden = last_hidden(ops, self.config, features)
         return self._decode(ops, ops.last(hidden), ops.last(ops.embed(tokens)))
 
 
@@ -222,7 +222,7 @@ class HeadOverOne(Chimera):
 
 
 ALL3, ALL4 = [True] * 3, [True] * 4
-SHAPE = GEOMETRY
+SHAPE = TINY
 LAYER = "layer.o.residual"
 
 TABLE: dict[str, tuple[Network, Network, Change, list[bool], str]] = {
@@ -306,7 +306,7 @@ class CausalBlocks(Falcon):
 
     def _causal(self, ops: Ops, x: Rows, sees: Sight) -> Rows:
         names = layer_names("layer", "layer_norm")
-        return ops.norm(decoder_layer(ops, names, self.heads, x, sees), "norm")
+        return ops.norm(decoder_layer(ops, self.config, names, x, sees), "norm")
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_all_rows_of_a_falcon_block_see_one_another_the_first_block_too(
     network: type[Falcon], relaxed: bool
 ) -> None:
     """Row j of a block reads token j; the first of it sees the last only through the mask."""
-    made = network(GEOMETRY, steps=3)
+    made = network(TINY, steps=3)
     attention = "layer.o.residual"
     assert reached(made, token(ROOT)) == [relaxed, True, relaxed or True, True, True, True]
     assert reached(made, token(ROOT + 2))[2:4] == [relaxed, True]
@@ -338,7 +338,7 @@ def test_the_lstm_of_falcon_is_that_of_torch(wrong: bool) -> None:
             theirs = reference.get_parameter(f"weight_ih_l{layer}").view(4, WIDTH, inputs)
             theirs[[0, 2, 3]] = mine  # torch orders them: input, forget, cell, output
     weights = NetworkTensors(gates, torch.zeros(1), torch.zeros(1))
-    ops = TorchOps(weights, GEOMETRY.norm_eps, TextAttention())
+    ops = TorchOps(weights, TINY.norm_eps, TextAttention())
     x = torch.randn(1, 6, 2 * WIDTH, generator=generator)
     if wrong:
         found = x @ gates["lstm.0"][:WIDTH].T

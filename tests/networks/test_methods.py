@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.networks.cases import GEOMETRY, NETWORKS, module, texts
+from tests.networks.cases import NETWORKS, TINY, module, texts
 
 from paceline.errors import InvalidOption
 from paceline.methods.networks.s2d import S2D
@@ -14,18 +14,18 @@ TIME, AT = 9, 4
 
 def test_an_exit_of_s2d_is_the_network_cut_there() -> None:
     features, tokens = texts(1, TIME)
-    deep = module(S2D(GEOMETRY, steps=3, layers=3))
+    deep = module(S2D(TINY, steps=3, layers=3))
     with torch.no_grad():
         found = deep.draft(features, tokens)
         assert len(found.exits) == 2
         for layers, exit_logits in enumerate([*found.exits, found.logits], start=1):
-            cut = module(S2D(GEOMETRY, steps=3, layers=layers))
+            cut = module(S2D(TINY, steps=3, layers=layers))
             cut.load(deep.named())
             for a, b in zip(cut(features, tokens), exit_logits, strict=True):
                 torch.testing.assert_close(a, b)
     assert not torch.equal(found.exits[0][0], found.exits[1][0])
     with pytest.raises(InvalidOption, match="layers must be 1 or more"):
-        S2D(GEOMETRY, layers=0)
+        S2D(TINY, layers=0)
 
 
 @pytest.mark.parametrize(("back", "matters"), [(0, True), (1, True), (2, True), (3, False)])
@@ -68,7 +68,7 @@ def changed_depths(name: str, part: str, rows: slice) -> list[bool]:
 
 @pytest.mark.parametrize("slot", [0, 1, 2, 3])
 def test_slots_of_specformer_see_one_another_both_ways(slot: int) -> None:
-    rows = slice(slot * GEOMETRY.width, (slot + 1) * GEOMETRY.width)
+    rows = slice(slot * TINY.hidden_size, (slot + 1) * TINY.hidden_size)
     assert changed_depths("specformer", "spread", rows) == [True] * 4
 
 
@@ -80,14 +80,14 @@ def test_slots_of_block_parallel_see_only_those_before_them(slot: int) -> None:
 
 @pytest.mark.parametrize("head", [0, 1, 2])
 def test_heads_of_medusa_are_independent(head: int) -> None:
-    rows = slice(head * GEOMETRY.width, (head + 1) * GEOMETRY.width)
+    rows = slice(head * TINY.hidden_size, (head + 1) * TINY.hidden_size)
     assert changed_depths("medusa", "heads.residual", rows) == [depth == head for depth in range(3)]
 
 
 def test_medusa_reads_the_last_hidden_state_of_its_position_alone() -> None:
     features, tokens = texts(1, TIME)
     trained = module(NETWORKS["medusa"]())
-    width = GEOMETRY.width
+    width = TINY.hidden_size
     with torch.no_grad():
         before = torch.stack(trained(features, tokens))[:, 0, AT]
         other = features + 1
@@ -121,7 +121,7 @@ def test_eagle_pairs_the_features_of_a_position_with_the_next_token(
 ) -> None:
     """Without attention nothing else is seen. In EAGLE-3 tokens enter through attention alone."""
     features, tokens = texts(1, TIME)
-    width = GEOMETRY.width
+    width = TINY.hidden_size
     begin, end = (part * width for part in reads)
     trained = module(NETWORKS[name]())
     with torch.no_grad():

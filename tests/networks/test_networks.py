@@ -8,7 +8,7 @@ import torch
 from tests.networks.cases import (
     DRAFT_VOCABULARY,
     EVERY,
-    GEOMETRY,
+    TINY,
     context_rows,
     module,
     texts,
@@ -146,7 +146,7 @@ def test_all_that_is_trained_on_has_one_shape_and_the_same_logits(name: str) -> 
         assert [each.shape for each in depths] == [each.shape for each in plainly]
     deepest = trained.network.depth if trained.network.reads_features else 1
     assert len(found.features) in (0, deepest)
-    assert all(each.shape == (2, TIME, GEOMETRY.width) for each in found.features)
+    assert all(each.shape == (2, TIME, TINY.hidden_size) for each in found.features)
 
 
 @pytest.mark.parametrize("name", BLIND)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests.networks.cases import (
-    GEOMETRY,
     NETWORKS,
+    TINY,
     context_rows,
     texts,
 )
@@ -117,7 +117,7 @@ def test_branches_hang_on_their_own_tokens(name: str, runtime: str) -> None:
 @pytest.mark.parametrize("size", [7, 60])
 def test_long_contexts_are_taken_in_in_chunks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module = pytest.importorskip("paceline.runtimes.torch.runner")
-    features = np.random.default_rng(3).standard_normal((60, 4 * GEOMETRY.width))
+    features = np.random.default_rng(3).standard_normal((60, 4 * TINY.hidden_size))
     for name in ("chimera", "eagle3"):
         _, compiled = ready("torch", name)
         drafts = []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.networks.cases import GEOMETRY
+from tests.networks.cases import TINY
 from tests.networks.runners import cpu_runner
 
 from paceline.drafters.network.online import LearntFile
@@ -25,7 +25,7 @@ from paceline.networks.weights import (
     save_network,
 )
 
-WIDE = replace(GEOMETRY, width=64, ffn_size=128, vocab_size=400)
+WIDE = replace(TINY, width=64, ffn_size=128, vocab_size=400)
 IDS = np.arange(1, 400, 2)
 """Many more than are refined."""
 

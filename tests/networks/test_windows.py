@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.networks.cases import GEOMETRY, context_rows, module, texts
+from tests.networks.cases import TINY, context_rows, module, texts
 from tests.networks.runners import IDS, Reference, cpu_runner, runner
 
 from paceline.errors import InvalidOption
@@ -21,7 +21,7 @@ from paceline.networks.weights import Trained
 
 @pytest.mark.parametrize("reach", [3, 40])
 def test_a_window_is_exact(reach: int) -> None:
-    trained = module(LongSpec(GEOMETRY, steps=3, reach=reach, cross=False))
+    trained = module(LongSpec(TINY, steps=3, reach=reach, cross=False))
     network = trained.network
     compiled: Any = runner("cpu", trained, max_context=300)
     features, tokens = texts(1, 230)
@@ -42,8 +42,8 @@ def test_a_window_is_exact(reach: int) -> None:
 
 
 def test_layers_that_the_target_lacks_are_named() -> None:
-    trained = module(Kangaroo(GEOMETRY, exit=2))
-    width = GEOMETRY.width
+    trained = module(Kangaroo(TINY, exit=2))
+    width = TINY.hidden_size
     held = {"embed": np.zeros((17, width), np.float32), "layers.0.attention_norm": np.ones(width)}
     with pytest.raises(InvalidOption, match="runs layers of its target that are not there"):
         cpu_runner(Trained(trained.network, {}, IDS, {}), held)

@@ -87,7 +87,7 @@ def vocabulary(
         trained = load_network(path)
         ids = trained.draft_ids
         body = sum(prod(shape) for shape in trained.network.shapes().values() if len(shape) > 1)
-        width = trained.network.geometry.width
+        width = trained.network.config.hidden_size
     mine = counts[ids]
     found = sizes(mine, body, width, weight)
     if not 0 <= size <= len(mine):

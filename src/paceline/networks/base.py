@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from paceline.core.options import require
-from paceline.errors import InvalidOption
-from paceline.models.config import ModelConfig, rotary_frequencies
-from paceline.models.ops import Heads, Ops, Rotary, Rows
+from paceline.errors import InvalidOption, ModelError
+from paceline.models.config import ModelConfig
+from paceline.models.ops import Ops, Rows
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -21,36 +20,30 @@ _MOST = 64
 _LAYER = ("attention_norm", *"qkvo", "ffn_norm", "gate", "up", "down")
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """Sizes that a drafter network takes from its target.
+# Names that files of weights have for what a network takes of its target.
+_NAMES = {
+    "width": "hidden_size",
+    "heads": "heads",
+    "kv_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "ffn_size": "ffn_size",
+    "rope_base": "rope_base",
+    "norm_eps": "norm_eps",
+    "vocab_size": "vocab_size",
+    "target_layers": "layers",
+}
 
-    `target_layers` is for networks that run the target's last layers; 0 if unknown.
+
+def drafter_config(target: ModelConfig) -> ModelConfig:
+    """Return the config of a network's layers: a plain Llama's, with the sizes of a target.
+
+    `layers` is the target's, for networks that run its last ones; 0 if unknown.
     """
+    return _llama({name: getattr(target, name) for name in _NAMES.values()})
 
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn_size: int
-    rope_base: float
-    norm_eps: float
-    vocab_size: int
-    target_layers: int = 0
 
-    @classmethod
-    def of(cls, config: ModelConfig) -> Self:
-        return cls(
-            config.hidden_size,
-            config.heads,
-            config.kv_heads,
-            config.head_dim,
-            config.ffn_size,
-            config.rope_base,
-            config.norm_eps,
-            config.vocab_size,
-            config.layers,
-        )
+def _llama(sizes: Mapping[str, Any]) -> ModelConfig:
+    return ModelConfig(family="llama", max_context=0, tied_embeddings=False, **sizes)
 
 
 class Network(ABC):
@@ -74,8 +67,6 @@ class Network(ABC):
     If not, the text's first token gets a row too, a step drafts one token, and the draft after a
     token is the same whether that token was drafted or committed.
     """
-    # Attention window in rows, the newest row included; 0 for all rows.
-    reach: int = 0
     # Early exit: number of the target's first layers that run with the target's weights.
     exit: int = 0
     # Number of the target's last layers that run instead.
@@ -85,15 +76,15 @@ class Network(ABC):
     # Cross-attention to the KV cache of the target's last layer.
     reads_target: bool = False
 
-    def __init__(self, geometry: Geometry, *, steps: int = 4, width: int = 1) -> None:
-        """Set the most steps of one draft and the tokens per step.
+    def __init__(self, config: ModelConfig, *, steps: int = 4, width: int = 1) -> None:
+        """Set the shape of its layers, the most steps of one draft and the tokens per step.
 
         Raises:
             InvalidOption: a size is out of range.
         """
         require(1 <= steps <= _MOST, "steps", steps, f"1 to {_MOST}")
         require(1 <= width <= _MOST, "width", width, f"1 to {_MOST}")
-        self.geometry = geometry
+        self.config = config
         self.steps = steps
         self.width = width
 
@@ -102,28 +93,20 @@ class Network(ABC):
         return self.steps * self.width
 
     @property
-    def heads(self) -> Heads:
-        """Return attention of the target's shape, over the last `reach` rows."""
-        shape = self.geometry
-        frequencies = rotary_frequencies(shape.rope_base, shape.head_dim)
-        return Heads(
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
-            shape.head_dim**-0.5,
-            Rotary(tuple(frequencies.tolist())),
-            self.reach,
-        )
+    def reach(self) -> int:
+        """Attention window in rows, the newest row included; 0 for all rows."""
+        windows = set(self.config.windows)
+        return windows.pop() if len(windows) == 1 else 0
 
     @property
     def runs(self) -> range:
-        most = self.geometry.target_layers
+        most = self.config.layers
         return range(most - self.above, most) if self.above else range(self.exit)
 
     @property
     def feature_width(self) -> int:
         """Numbers of a row of features that it reads."""
-        return 4 * self.geometry.width if self.reads_features else 0
+        return 4 * self.config.hidden_size if self.reads_features else 0
 
     def settings(self) -> dict[str, Any]:
         return {"steps": self.steps}
@@ -200,25 +183,28 @@ class Network(ABC):
 
 def describe(network: Network) -> dict[str, Any]:
     """Return a network as plain values, for metadata."""
-    geometry = asdict(network.geometry)
+    geometry = {name: getattr(network.config, own) for name, own in _NAMES.items()}
     if not network.above:
         del geometry["target_layers"]  # so that files and checkpoints do not hang on it
     return {"network": network.name, "geometry": geometry, "settings": network.settings()}
 
 
-def geometry_from(entry: Mapping[str, Any]) -> Geometry:
-    """Read a geometry from plain values.
+def config_from(geometry: Mapping[str, Any]) -> ModelConfig:
+    """Read a config from what `describe` says.
 
     Raises:
-        InvalidOption: it is incomplete, or an entry is no positive number.
+        InvalidOption: it is incomplete, an entry is no positive number, or heads do not fit.
     """
-    known = [each for each in fields(Geometry) if each.name in entry or each.default is MISSING]
+    sizes = {"layers": 0}
+    for name, own in _NAMES.items():
+        if name in geometry:
+            kinds = (int, float) if own in ("rope_base", "norm_eps") else int
+            value = sizes[own] = geometry[name]
+            fits = isinstance(value, kinds) and value > 0
+            require(fits, f"{name} of a geometry", value, "a positive number")
+        elif own != "layers":
+            raise InvalidOption(f"the geometry of a network lacks '{name}'")
     try:
-        found = {each.name: entry[each.name] for each in known}
-    except KeyError as error:
-        raise InvalidOption(f"the geometry of a network lacks {error}") from error
-    for each in known:
-        value = found[each.name]
-        number = isinstance(value, int) or (each.type == "float" and isinstance(value, float))
-        require(number and value > 0, f"{each.name} of a geometry", value, "a positive number")
-    return Geometry(**found)
+        return _llama(sizes)
+    except ModelError as error:
+        raise InvalidOption(f"the geometry of a network is none: {error}") from error

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.core.options import require
+from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.families.base import LayerNames, add_attention, add_feed_forward
-from paceline.models.ops import Heads, Ops, Rows, Sight
-from paceline.networks.base import Geometry, Shapes
+from paceline.models.ops import Ops, Rows, Sight
+from paceline.networks.base import Shapes
 
 
-def layer_shapes(name: str, geometry: Geometry, inputs: int, ffn_size: int) -> Shapes:
+def layer_shapes(name: str, config: ModelConfig, inputs: int, ffn_size: int) -> Shapes:
     """Return the parameters of `decoder_layer`; `inputs` is the width that attention reads."""
     return {
-        **attention_shapes(name, geometry, inputs),
-        **feed_forward_shapes(name, geometry, ffn_size),
+        **attention_shapes(name, config, inputs),
+        **feed_forward_shapes(name, config, ffn_size),
     }
 
 
-def attention_shapes(name: str, geometry: Geometry, inputs: int) -> Shapes:
+def attention_shapes(name: str, config: ModelConfig, inputs: int) -> Shapes:
     """Return the parameters of attention, which reads rows of width `inputs`."""
-    wide, narrow = geometry.heads * geometry.head_dim, geometry.kv_heads * geometry.head_dim
+    wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
     return {
         f"{name}.qkv": (wide + 2 * narrow, inputs),
-        f"{name}.o.residual": (geometry.width, wide),
+        f"{name}.o.residual": (config.hidden_size, wide),
     }
 
 
-def feed_forward_shapes(name: str, geometry: Geometry, ffn_size: int) -> Shapes:
+def feed_forward_shapes(name: str, config: ModelConfig, ffn_size: int) -> Shapes:
     """Return the parameters of `add_feed_forward`."""
     return {
-        f"{name}.ffn_norm": (geometry.width,),
-        f"{name}.gate_up": (2 * ffn_size, geometry.width),
-        f"{name}.down.residual": (geometry.width, ffn_size),
+        f"{name}.ffn_norm": (config.hidden_size,),
+        f"{name}.gate_up": (2 * ffn_size, config.hidden_size),
+        f"{name}.down.residual": (config.hidden_size, ffn_size),
     }
 
 
@@ -49,8 +51,8 @@ def layer_names(name: str, norm: str | None = None) -> LayerNames:
 
 def decoder_layer(
     ops: Ops,
+    config: ModelConfig,
     names: LayerNames,
-    heads: Heads,
     x: Rows,
     sees: Sight,
     layer: int = 0,
@@ -58,7 +60,9 @@ def decoder_layer(
     read: Rows | None = None,
 ) -> Rows:
     """Apply a layer of Llama; arguments as in `add_attention`."""
-    return add_feed_forward(ops, names, add_attention(ops, names, heads, x, sees, layer, read=read))
+    return add_feed_forward(
+        ops, names, add_attention(ops, config, names, x, sees, layer, read=read)
+    )
 
 
 def before(sees: Sight) -> Sight:
@@ -66,17 +70,27 @@ def before(sees: Sight) -> Sight:
     return "context" if sees == "last" else sees
 
 
-def last_hidden(ops: Ops, geometry: Geometry, features: Rows) -> Rows:
+def last_hidden(ops: Ops, config: ModelConfig, features: Rows) -> Rows:
     """Return the target's last hidden states, `[..., width]`, from features."""
-    return ops.split(features, (3 * geometry.width, geometry.width))[1]
+    return ops.split(features, (3 * config.hidden_size, config.hidden_size))[1]
 
 
-def stack_shapes(name: str, geometry: Geometry, count: int, ffn_size: int) -> Shapes:
+def layers_above(config: ModelConfig, use: str) -> int:
+    """Return how many of the target's layers the high features enter; `use` names who runs them.
+
+    Raises InvalidOption if the number of layers is unknown.
+    """
+    count = config.layers
+    require(count >= 1, "target_layers of a geometry", count, f"1 or more for {use}")
+    return count - feature_layers(count)[-1]
+
+
+def stack_shapes(name: str, config: ModelConfig, count: int, ffn_size: int) -> Shapes:
     """Return the parameters of `count` layers, named `name.0`, `name.1` and so on."""
     out: Shapes = {}
     for layer in range(count):
-        out[f"{name}.{layer}.norm"] = (geometry.width,)
-        out |= layer_shapes(f"{name}.{layer}", geometry, geometry.width, ffn_size)
+        out[f"{name}.{layer}.norm"] = (config.hidden_size,)
+        out |= layer_shapes(f"{name}.{layer}", config, config.hidden_size, ffn_size)
     return out
 
 
@@ -85,36 +99,36 @@ def stack_names(name: str, count: int) -> list[LayerNames]:
     return [layer_names(f"{name}.{layer}", f"{name}.{layer}.norm") for layer in range(count)]
 
 
-def stack(ops: Ops, names: Sequence[LayerNames], heads: Heads, x: Rows, sees: Sight) -> Rows:
+def stack(ops: Ops, config: ModelConfig, names: Sequence[LayerNames], x: Rows, sees: Sight) -> Rows:
     """Apply layers to the residual stream `x`, `[..., width]`, with the first KV caches."""
     for layer, each in enumerate(names):
         here = sees if layer + 1 == len(names) else before(sees)
-        x = decoder_layer(ops, each, heads, x, here, layer)
+        x = decoder_layer(ops, config, each, x, here, layer)
     return x
 
 
-def slot_shapes(geometry: Geometry, slots: int, ffn_size: int) -> Shapes:
+def slot_shapes(config: ModelConfig, slots: int, ffn_size: int) -> Shapes:
     """Return the parameters of `slots_behind`, and of the norm before the LM head."""
-    width = geometry.width
+    width = config.hidden_size
     return {
         "scale": (4 * width,),
         "fuse": (width, 4 * width),
         "fuse_norm": (width,),
         "embed_norm": (width,),
-        **layer_shapes("prefix", geometry, 2 * width, ffn_size),
+        **layer_shapes("prefix", config, 2 * width, ffn_size),
         "slots": (slots, width),
         "slots_norm": (width,),
-        **layer_shapes("block", geometry, width, ffn_size),
+        **layer_shapes("block", config, width, ffn_size),
         "norm": (width,),
     }
 
 
-def slots_behind(ops: Ops, heads: Heads, features: Rows, tokens: Rows, sees: Sight) -> Rows:
+def slots_behind(ops: Ops, config: ModelConfig, features: Rows, tokens: Rows, sees: Sight) -> Rows:
     """Encode the context and decode the slots after each context row, `[..., slots, width]`."""
     fused = ops.linear(features * ops.weight("scale"), ["fuse"])
     embedded = ops.norm(ops.embed(tokens), "embed_norm")
     read = ops.concat([embedded, ops.norm(fused, "fuse_norm")])
-    x = decoder_layer(ops, layer_names("prefix"), heads, fused, "last", read=read) + ops.weight(
+    x = decoder_layer(ops, config, layer_names("prefix"), fused, "last", read=read) + ops.weight(
         "slots"
     )
-    return decoder_layer(ops, layer_names("block", "slots_norm"), heads, x, sees)
+    return decoder_layer(ops, config, layer_names("block", "slots_norm"), x, sees)

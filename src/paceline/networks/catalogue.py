@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.options import arguments
 from paceline.errors import InvalidOption
+from paceline.networks.base import drafter_config
 
 if TYPE_CHECKING:
-    from paceline.networks.base import Geometry, Network
+    from paceline.models.config import ModelConfig
+    from paceline.networks.base import Network
 
 GROUP = "paceline.networks"
 
@@ -45,8 +47,8 @@ def find(name: str) -> type[Network]:
     raise InvalidOption(f"network {name!r} is unknown: use {', '.join(names())}")
 
 
-def build(name: str, geometry: Geometry, settings: Mapping[str, Any]) -> Network:
-    """Build a network from settings, as values or as the text of an option.
+def build(name: str, target: ModelConfig, settings: Mapping[str, Any]) -> Network:
+    """Build a network for a target, from settings as values or as the text of an option.
 
     Raises:
         InvalidOption: the network or a setting is unknown, or a value is invalid.
@@ -60,4 +62,4 @@ def build(name: str, geometry: Geometry, settings: Mapping[str, Any]) -> Network
     for key, value in given.items():
         if value < 0:
             raise InvalidOption(f"{key} of network '{name}' must not be below 0, as {value} is")
-    return kind(geometry, **given)
+    return kind(drafter_config(target), **given)

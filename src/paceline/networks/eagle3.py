@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from paceline.models.config import ModelConfig
 from paceline.models.ops import Ops, Rows, Sight
-from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import decoder_layer, layer_names, layer_shapes
 
 
@@ -19,26 +20,26 @@ class Eagle3(Network):
     name: ClassVar[str] = "eagle3"
     layers: ClassVar[int] = 1
 
-    def __init__(self, geometry: Geometry, *, steps: int = 5, ffn_size: int = 0) -> None:
-        super().__init__(geometry, steps=steps)
-        self.ffn_size = ffn_size or geometry.ffn_size
+    def __init__(self, config: ModelConfig, *, steps: int = 5, ffn_size: int = 0) -> None:
+        super().__init__(config, steps=steps)
+        self.ffn_size = ffn_size or config.ffn_size
 
     def settings(self) -> dict[str, Any]:
         return {"steps": self.steps, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
-        width = self.geometry.width
+        width = self.config.hidden_size
         return {
             "scale": (3 * width,),
             "fuse": (width, 3 * width),
             "embed_norm": (width,),
             "hidden_norm": (width,),
-            **layer_shapes("layer", self.geometry, 2 * width, self.ffn_size),
+            **layer_shapes("layer", self.config, 2 * width, self.ffn_size),
             "norm": (width,),
         }
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        width = self.geometry.width
+        width = self.config.hidden_size
         inner = ops.split(features, (3 * width, width))[0]
         fused = ops.linear(inner * ops.weight("scale"), ["fuse"])
         return self._layer(ops, fused, tokens, "last")
@@ -55,4 +56,4 @@ class Eagle3(Network):
         return self._decode(ops, x, read, sees)
 
     def _decode(self, ops: Ops, x: Rows, read: Rows, sees: Sight) -> Rows:
-        return decoder_layer(ops, layer_names("layer"), self.heads, x, sees, read=read)
+        return decoder_layer(ops, self.config, layer_names("layer"), x, sees, read=read)

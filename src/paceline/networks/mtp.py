@@ -16,7 +16,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.families import family_of
 from paceline.models.ops import Ops, Rows, Sight
 from paceline.models.weights import Weights
-from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import last_hidden
 from paceline.networks.weights import Trained
 
@@ -30,8 +30,7 @@ class Mtp(Network):
     layers: ClassVar[int] = 1
 
     def __init__(self, config: ModelConfig, *, steps: int = _STEPS) -> None:
-        super().__init__(Geometry.of(config), steps=steps)
-        self.config = config
+        super().__init__(config, steps=steps)
 
     def shapes(self) -> Shapes:
         config, width = self.config, self.config.hidden_size
@@ -50,7 +49,7 @@ class Mtp(Network):
         return {self._name(part): shape for part, shape in parts.items()}
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        return self._layer(ops, last_hidden(ops, self.geometry, features), tokens, "last")
+        return self._layer(ops, last_hidden(ops, self.config, features), tokens, "last")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state)

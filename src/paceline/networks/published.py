@@ -23,14 +23,14 @@ from paceline.errors import InvalidOption, ModelError
 from paceline.models import kinds
 from paceline.models.config import FINAL, ModelConfig, feature_layers
 from paceline.models.families import hf_config
-from paceline.models.families.base import GGUF_PARTS, HF_PARTS, LayerNames, heads_of
+from paceline.models.families.base import GGUF_PARTS, HF_PARTS, LayerNames
 from paceline.models.gguf import GGUFFile, dequantize
 from paceline.models.hub import from_hub
 from paceline.models.ops import Ops, Rows, Sight
 from paceline.models.source import unknown_model
 from paceline.models.tokenizer import read_json
 from paceline.models.weights import SafetensorsFiles, Weights
-from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import before, decoder_layer
 from paceline.networks.pickled import PickledTensors
 from paceline.networks.weights import Trained, as_stored
@@ -87,11 +87,9 @@ class PublishedEagle3(Network):
         self, config: ModelConfig, wiring: Wiring, parts: int, present: frozenset[str], steps: int
     ) -> None:
         """Set the shape; `parts` are read of a row of features, and `present` optional tensors."""
-        super().__init__(Geometry.of(config), steps=steps)
-        self.config, self.wiring, self.parts, self.present = config, wiring, parts, present
+        super().__init__(config, steps=steps)
+        self.wiring, self.parts, self.present = wiring, parts, present
         self.layers = config.layers  # type: ignore[misc]
-        if config.windows and len(set(config.windows)) == 1:
-            self.reach = config.windows[0]
 
     @property
     def feature_width(self) -> int:
@@ -139,10 +137,10 @@ class PublishedEagle3(Network):
         x = normed if self.wiring.norm_before_residual else x
         for index in range(self.config.layers):
             here = sees if index + 1 == self.config.layers else before(sees)
-            names, heads = LayerNames.of(index), heads_of(self.config, index)
+            names = LayerNames.of(index)
             if not index:  # what it reads is normed
                 names = names._replace(norm=None)
-            x = decoder_layer(ops, names, heads, x, here, index, read=None if index else read)
+            x = decoder_layer(ops, self.config, names, x, here, index, read=None if index else read)
         return ops.norm(x, "norm") if self.wiring.norm_output else x
 
 

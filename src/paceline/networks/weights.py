@@ -18,7 +18,7 @@ from paceline.core.cache import whole_file
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
 from paceline.models.gguf import dequantize, quantize
-from paceline.networks.base import Network, describe, geometry_from
+from paceline.networks.base import Network, config_from, describe
 from paceline.networks.catalogue import build
 from paceline.networks.head_preview import SCREEN, HeadPreview, read_head_preview
 from paceline.weights import weight_files
@@ -145,7 +145,7 @@ def load_network(path: Path) -> Trained:
     tensors, metadata = read_tensors(path, "drafter network")
     try:
         entry: dict[str, Any] = json.loads(metadata["network"])
-        network = build(entry["network"], geometry_from(entry["geometry"]), entry["settings"])
+        network = build(entry["network"], config_from(entry["geometry"]), entry["settings"])
         expected = network.shapes()
     except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise InvalidOption(
@@ -163,11 +163,11 @@ def load_network(path: Path) -> Trained:
     ids = ids.astype(np.int64)
     if not len(ids) or ids[0] < 0 or (np.diff(ids) <= 0).any():
         raise InvalidOption(f"{path} has draft ids out of order: train it again")
-    if ids[-1] >= network.geometry.vocab_size or not all(
+    if ids[-1] >= network.config.vocab_size or not all(
         np.isfinite(array).all() for array in tensors.values()
     ):
         raise InvalidOption(f"{path} holds impossible numbers: train it again")
-    head_preview = read_head_preview(factors, network.geometry.width, len(ids))
+    head_preview = read_head_preview(factors, network.config.hidden_size, len(ids))
     if factors and head_preview is None:
         raise InvalidOption(
             f"{path} has a head preview that does not fit its network: fit one with "

@@ -21,7 +21,7 @@ from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption
 from paceline.methods.networks.ctc import CTC, CTCDrafter
 from paceline.methods.networks.draft_lm import DraftLMDrafter
-from paceline.networks.base import Geometry
+from paceline.models.config import ModelConfig
 from paceline.networks.weights import Trained
 from paceline.policy.controller import Fixed
 from paceline.proof.compare import max_error, target_joint
@@ -320,7 +320,9 @@ def test_what_cannot_be_grown_is_said() -> None:
         chosen(trained, Rejection(), growth="expand-rerank")
     with pytest.raises(InvalidOption, match="leave it out with a growth"):
         chosen(trained, Coupled(), growth="expand-rerank", stop="0.5")
-    ctc = Trained(CTC(Geometry(4, 1, 1, 4, 4, 100.0, 1e-5, SIZE)), {}, IDS, {})
+    ctc = Trained(
+        CTC(ModelConfig("llama", SIZE, 4, 0, 1, 1, 4, 4, 100.0, 1e-5, 0, False)), {}, IDS, {}
+    )
     assert chosen(ctc, Coupled()) is None
     for verifier, options in ((Coupled(), {"growth": "iid"}), (Rejection(), {})):
         with pytest.raises(InvalidOption, match="'ctc' drafts slots that may stay blank"):

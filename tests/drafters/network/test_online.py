@@ -29,7 +29,6 @@ from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.lab.training.online import OnlineLearner
 from paceline.methods.networks.draft_lm import DraftLMDrafter
 from paceline.methods.networks.hydra import HydraDrafter
-from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.networks.runner import Chain, ContextUpdate
 from paceline.networks.weights import Trained, load_network, save_network
@@ -66,7 +65,7 @@ def target() -> TorchTarget:
 
 def fresh(name: str = "hydra") -> Trained:
     """Weights that know nothing."""
-    network = build(name, Geometry.of(CONFIG), {"steps": "3"})
+    network = build(name, CONFIG, {"steps": "3"})
     rng = np.random.default_rng(0)
     parameters = {
         key: rng.normal(1.0 if len(shape) == 1 else 0.0, 0.1, shape).astype(np.float32)

@@ -31,7 +31,7 @@ from paceline.methods.networks.draft_lm import DraftLM
 from paceline.methods.networks.hidden_transfer import HiddenTransfer
 from paceline.methods.networks.kangaroo import Kangaroo
 from paceline.methods.networks.s2d import S2D
-from paceline.networks.base import Geometry, Network
+from paceline.networks.base import Network, describe, drafter_config
 from paceline.networks.catalogue import build, find, names
 from paceline.networks.runner import Chain
 from paceline.networks.weights import Trained, load_network, save_network
@@ -43,7 +43,7 @@ from paceline.verifiers.matching import Coupled
 
 CONFIG = tiny_cpu.config(layers=3)
 TENSORS = tiny.named_tensors(CONFIG)
-GEOMETRY = Geometry.of(CONFIG)
+SHAPE = drafter_config(CONFIG)
 MODEL = "fingerprint"
 DRAFTERS: dict[str, type[TrainedDrafter]] = {
     method.name: method.load()
@@ -121,8 +121,8 @@ def plain(runtime: str) -> list[list[list[int]]]:
 
 
 def small(name: str) -> Network:
-    steps = "steps" in build(name, GEOMETRY, {}).settings()
-    return build(name, GEOMETRY, {"steps": 2} if steps else {})
+    steps = "steps" in build(name, SHAPE, {}).settings()
+    return build(name, SHAPE, {"steps": 2} if steps else {})
 
 
 def test_every_network_has_a_drafter() -> None:
@@ -159,13 +159,13 @@ def copies() -> dict[str, Trained]:
             f"layer.{layer}.down.residual": TENSORS[f"{theirs}.down"],
         }
     norm = {"norm": TENSORS["norm"]}
-    kangaroo = random_weights(Kangaroo(GEOMETRY, exit=CONFIG.layers)).parameters
+    kangaroo = random_weights(Kangaroo(SHAPE, exit=CONFIG.layers)).parameters
     nothing = {"adapter.o.residual": np.zeros_like(kangaroo["adapter.o.residual"])}
     every = np.arange(CONFIG.vocab_size)
     return {
-        "draft-lm": Trained(DraftLM(GEOMETRY, layers=CONFIG.layers), layers | norm, every, {}),
+        "draft-lm": Trained(DraftLM(SHAPE, layers=CONFIG.layers), layers | norm, every, {}),
         "kangaroo": Trained(
-            Kangaroo(GEOMETRY, exit=CONFIG.layers), {**kangaroo, **nothing, **norm}, every, {}
+            Kangaroo(SHAPE, exit=CONFIG.layers), {**kangaroo, **nothing, **norm}, every, {}
         ),
     }
 
@@ -344,7 +344,7 @@ def refused(name: str, message: str, target: Any = None, **options: str) -> None
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
-    return saved(tmp_path / "weights", random_weights(build("hydra", GEOMETRY, {})))
+    return saved(tmp_path / "weights", random_weights(build("hydra", SHAPE, {})))
 
 
 def changed(path: Path, **entries: Any) -> Path:
@@ -362,7 +362,7 @@ def test_weights_of_others_are_refused(weights: Path, tmp_path: Path) -> None:
         "hydra", "there is no file .*gone: name trained weights", weights=str(tmp_path / "gone")
     )
     refused("medusa", "holds network 'hydra': use --drafter hydra:", weights=str(weights))
-    other = replace(random_weights(build("hydra", GEOMETRY, {})), metadata={"model": "another"})
+    other = replace(random_weights(build("hydra", SHAPE, {})), metadata={"model": "another"})
     refused("hydra", "for another model", weights=str(saved(tmp_path / "other", other)))
     anonymous = replace(other, metadata={})
     refused("hydra", "for another model", weights=str(saved(tmp_path / "anonymous", anonymous)))
@@ -411,7 +411,7 @@ def test_tampered_descriptions_are_refused(weights: Path, entries: dict[str, Any
 
 @pytest.mark.parametrize("field", ["width", "heads", "vocab_size", "norm_eps"])
 def test_tampered_geometries_are_refused(weights: Path, field: str) -> None:
-    geometry = {name: getattr(GEOMETRY, name) for name in Geometry.__slots__}
+    geometry = describe(build("hydra", CONFIG, {}))["geometry"]
     for value in ("wide", None, -1, float("nan")):
         path = changed(weights, geometry={**geometry, field: value})
         refused("hydra", f"{field} of a geometry must be a positive number", weights=str(path))
@@ -419,7 +419,7 @@ def test_tampered_geometries_are_refused(weights: Path, field: str) -> None:
 
 def test_tampered_numbers_are_refused(weights: Path) -> None:
     trained = load_network(weights)
-    broken = {**trained.parameters, "norm": np.full(GEOMETRY.width, np.nan, np.float32)}
+    broken = {**trained.parameters, "norm": np.full(SHAPE.width, np.nan, np.float32)}
     refused_after = replace(trained, parameters=broken)
     refused("hydra", "impossible numbers", weights=str(saved(weights, refused_after)))
     beyond = replace(trained, draft_ids=np.array([1, CONFIG.vocab_size]))

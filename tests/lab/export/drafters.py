@@ -8,7 +8,7 @@ import numpy as np
 from tests.helpers import tiny_model as tiny
 
 from paceline.models.source import DirectorySource
-from paceline.networks.base import Geometry, Network
+from paceline.networks.base import Network
 from paceline.networks.catalogue import build
 from paceline.networks.weights import Trained, save_network
 
@@ -27,7 +27,7 @@ def network(name: str, source: DirectorySource) -> Network:
         "draft-lm": {"layers": 2},
         "s2d": {"layers": 2},
     }
-    return build(name, Geometry.of(source.config), settings.get(name, {}))
+    return build(name, source.config, settings.get(name, {}))
 
 
 def save(path: Path, net: Network, model: str, vocabulary: int = 200) -> Path:
@@ -37,6 +37,6 @@ def save(path: Path, net: Network, model: str, vocabulary: int = 200) -> Path:
         name: rng.normal(0.7 if len(shape) == 1 else 0.0, 0.3, shape).astype(np.float32)
         for name, shape in net.shapes().items()
     }
-    ids = np.sort(rng.choice(net.geometry.vocab_size, vocabulary, replace=False))
+    ids = np.sort(rng.choice(net.config.vocab_size, vocabulary, replace=False))
     save_network(path, Trained(net, parameters, ids, {"model": model, "model_name": "tiny"}))
     return path

@@ -21,7 +21,6 @@ from paceline.lab.export.layout import write_layout
 from paceline.lab.export.vllm import vllm_layout
 from paceline.models.config import feature_layers
 from paceline.models.source import DirectorySource
-from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.networks.published import open_head
 from paceline.networks.runner import Chain, ContextUpdate
@@ -40,7 +39,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> DirectorySource:
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory, source: DirectorySource) -> Path:
     path = tmp_path_factory.mktemp("weights") / "eagle3.safetensors"
-    network = build("eagle3", Geometry.of(source.config), {"steps": 3, "ffn_size": 64})
+    network = build("eagle3", source.config, {"steps": 3, "ffn_size": 64})
     return drafters.save(path, network, source.fingerprint)
 
 

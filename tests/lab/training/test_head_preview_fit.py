@@ -17,7 +17,6 @@ from paceline.lab.training.batches import Batch, FeatureSource
 from paceline.lab.training.data import Text
 from paceline.lab.training.head_preview import HeadPreviewTask
 from paceline.models.source import ModelSource, resolve
-from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.networks.head_preview import HeadPreview
 from paceline.networks.weights import Trained
@@ -42,7 +41,7 @@ def batch(source: ModelSource) -> Batch:
 
 
 def previewing(name: str, source: ModelSource) -> HeadPreviewTask:
-    network, rng = build(name, Geometry.of(CONFIG), {}), np.random.default_rng(1)
+    network, rng = build(name, CONFIG, {}), np.random.default_rng(1)
     weights = {
         each: rng.normal(len(shape) == 1, 0.3, shape).astype(np.float32)
         for each, shape in network.shapes().items()

@@ -29,7 +29,6 @@ from paceline.lab.training.on_policy import OnPolicy, Places, check, self_drafts
 from paceline.lab.training.recipe import DrafterRecipe
 from paceline.lab.training.run import TrainingRun
 from paceline.lab.training.vocabulary import DraftVocabulary
-from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.runtimes.torch.target import TorchTarget
 
@@ -97,7 +96,7 @@ def test_scores_are_those_of_the_target_behind_each_draft(
 
 
 def fresh(name: str = "hydra") -> DraftModule:
-    network = build(name, Geometry.of(CONFIG), {"steps": "3"})
+    network = build(name, CONFIG, {"steps": "3"})
     generator = torch.Generator().manual_seed(0)
     out = DraftModule(network, EMBEDDING, EMBEDDING[IDS], generator)
     with torch.no_grad():
@@ -156,7 +155,7 @@ def trainer(
 ) -> TrainingRun:
     settings = {"tokens": 3000, "batch_tokens": 200, "training_precision": "fp32", "loss": "tvd"}
     recipe = DrafterRecipe(**{**settings, **more})
-    network = build(name, Geometry.of(CONFIG), {})
+    network = build(name, CONFIG, {})
     vocabulary = DraftVocabulary(IDS, 64, 1.0)
     head = TENSORS["embed"]
     source, own = FeatureSource(target), OnPolicy(target, IDS)

@@ -20,7 +20,6 @@ from paceline.core.types import SamplingParams, Verdict
 from paceline.drafters.network.online import Example, Examples, Trace
 from paceline.lab.training.module import DraftModule
 from paceline.lab.training.online import OnlineLearner
-from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build, names
 from paceline.networks.weights import Trained
 from paceline.policy.constants import STRETCH_CONTEXT, STRETCH_ROWS, UPDATE_ROWS
@@ -33,8 +32,8 @@ EMBEDDING = TENSORS["embed"]
 
 
 def trained(name: str) -> Trained:
-    sizes = build(name, Geometry.of(CONFIG), {}).settings()
-    network = build(name, Geometry.of(CONFIG), {"exit": 2} if "exit" in sizes else {})
+    sizes = build(name, CONFIG, {}).settings()
+    network = build(name, CONFIG, {"exit": 2} if "exit" in sizes else {})
     rng = np.random.default_rng(0)
     parameters = {
         key: rng.normal(1.0 if len(shape) == 1 else 0.0, 0.1, shape).astype(np.float32)
@@ -68,7 +67,7 @@ def test_every_network_learns_and_its_weights_are_new_ones(name: str) -> None:
 @torch.no_grad()
 def divergence(parameters: Any, seen: Example, place: int) -> float:
     """KL of the first draft for the token at a place, by definition."""
-    network = build("hydra", Geometry.of(CONFIG), {})
+    network = build("hydra", CONFIG, {})
     embedding = torch.from_numpy(EMBEDDING)
     module = DraftModule(network, embedding, embedding, torch.Generator())
     module.load({key: torch.from_numpy(each) for key, each in parameters.items()})

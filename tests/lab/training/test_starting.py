@@ -24,7 +24,7 @@ from paceline.lab.training.run import TrainingRun
 from paceline.lab.training.vocabulary import keep_frequent
 from paceline.models.config import feature_layers
 from paceline.models.families.base import LayerNames
-from paceline.networks.base import Geometry
+from paceline.networks.base import drafter_config
 from paceline.networks.blocks import stack
 from paceline.networks.catalogue import build
 from paceline.networks.torch_ops import NetworkTensors, TextAttention, TorchOps
@@ -33,7 +33,7 @@ from paceline.runtimes.torch.target import TorchTarget
 CONFIG = tiny_config(vocab_size=64, layers=3)
 TENSORS = named_tensors(CONFIG)
 EMBEDDING = TENSORS["embed"]
-GEOMETRY = Geometry.of(CONFIG)
+SHAPE = drafter_config(CONFIG)
 EVERY = keep_frequent(np.ones(64, dtype=np.int64), 64, ())
 
 
@@ -56,7 +56,7 @@ def trainer(target: TorchTarget, name: str = "draft-lm", **given: Any) -> Traini
         "loss": "cross-entropy",
     }
     mine = {key: given.pop(key) for key in (*recipe, "prompt_weight") if key in given}
-    network = build(name, GEOMETRY, {"layers": 1, "steps": 3} if name == "draft-lm" else {})
+    network = build(name, SHAPE, {"layers": 1, "steps": 3} if name == "draft-lm" else {})
     source, place = given.pop("source", FeatureSource(target)), given.pop("checkpoint_at", None)
     lent = share_target_weights(network, CONFIG, TENSORS)  # type: ignore[arg-type]  # a dict has what it needs
     task = DrafterTask(
@@ -137,7 +137,7 @@ def test_shallow_layers_compute_the_targets_own_hidden_states(
 ) -> None:
     """What leaves them is what enters the layer behind them; the control swaps two layers."""
     exit = feature_layers(CONFIG.layers)[0]
-    network = build("kangaroo", GEOMETRY, {"exit": exit})
+    network = build("kangaroo", SHAPE, {"exit": exit})
     lent = share_target_weights(network, CONFIG, TENSORS)  # type: ignore[arg-type]
     if wrong:
         other = {key.replace("layers.0", "layers.x"): each for key, each in lent.items()}
@@ -149,9 +149,9 @@ def test_shallow_layers_compute_the_targets_own_hidden_states(
     weights = {name: torch.from_numpy(each) for name, each in lent.items()}
     embedding = torch.from_numpy(EMBEDDING)
     tensors = NetworkTensors(weights, embedding, embedding)
-    ops = TorchOps(tensors, GEOMETRY.norm_eps, TextAttention())
+    ops = TorchOps(tensors, SHAPE.norm_eps, TextAttention())
     x = ops.embed(torch.tensor([tokens]))
-    found = stack(ops, list(map(LayerNames.of, range(exit))), network.heads, x, "context")
+    found = stack(ops, network.config, list(map(LayerNames.of, range(exit))), x, "context")
     same = np.allclose(found[0], features[:, : CONFIG.hidden_size], atol=1e-4)
     assert same != wrong
 
@@ -168,8 +168,8 @@ def test_shallow_layers_compute_the_targets_own_hidden_states(
 def test_layers_that_cannot_be_borrowed_are_refused(
     change: dict[str, Any], exit: int, message: str
 ) -> None:
-    network = build("kangaroo", GEOMETRY, {"exit": exit})
+    network = build("kangaroo", SHAPE, {"exit": exit})
     with pytest.raises(InvalidOption, match=message):
         share_target_weights(network, replace(CONFIG, **change), TENSORS)  # type: ignore[arg-type]
-    own = build("draft-lm", GEOMETRY, {})
+    own = build("draft-lm", SHAPE, {})
     assert share_target_weights(own, replace(CONFIG, **change), TENSORS) == {}  # type: ignore[arg-type]

@@ -21,7 +21,6 @@ from paceline.lab.training.drafter import DrafterTask
 from paceline.lab.training.recipe import DrafterRecipe
 from paceline.lab.training.run import TrainingRun
 from paceline.lab.training.vocabulary import count_tokens, keep_frequent
-from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.runtimes.torch.target import TorchTarget
 
@@ -58,7 +57,7 @@ def trainer(
     recipe = DrafterRecipe(**settings)
     counts = count_tokens((text.tokens[2:] for text in texts), 64)
     vocabulary = keep_frequent(counts, 48, (2,))
-    network = build(name, Geometry.of(CONFIG), {})
+    network = build(name, CONFIG, {})
     source = FeatureSource(target)
     task = DrafterTask(network, vocabulary, EMBEDDING, EMBEDDING, texts, source, recipe)
     return TrainingRun(task, place)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.networks.batch import batch_of
-from tests.networks.cases import GEOMETRY
+from tests.networks.cases import TINY
 
 from paceline.core import tree as trees
 from paceline.core.types import Budget
@@ -38,7 +38,7 @@ def test_equal_tokens_are_two_only_with_a_blank_between() -> None:
 def test_greedy_tokens_of_a_batch_are_collapsed_alike() -> None:
     strings = [slots for slots in STRINGS if len(slots) == 4]
     logits = torch.nn.functional.one_hot(torch.tensor(strings), 3).float()[None].unbind(2)
-    found = torch.stack(argmax_tokens(CTC(GEOMETRY, width=4), logits), dim=-1)[0]
+    found = torch.stack(argmax_tokens(CTC(TINY, width=4), logits), dim=-1)[0]
     for slots, row in zip(strings, found.tolist(), strict=True):
         assert row == said(slots) + [-2] * (4 - len(said(slots)))
 
@@ -88,7 +88,7 @@ def test_positions_with_unknown_tokens_do_not_count() -> None:
 
 def test_more_tokens_than_slots_are_refused() -> None:
     with pytest.raises(InvalidOption, match="tokens must be 1 to 3"):
-        CTC(GEOMETRY, width=3, tokens=4)
+        CTC(TINY, width=3, tokens=4)
 
 
 def exact(chances: np.ndarray) -> dict[tuple[int, ...], float]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.helpers.tiny_model import named_tensors, tiny_config
 from tests.networks.batch import batch_of
-from tests.networks.cases import DRAFT_VOCABULARY, GEOMETRY, NETWORKS, module, texts
+from tests.networks.cases import DRAFT_VOCABULARY, NETWORKS, TINY, module, texts
 from torch import Tensor
 
 from paceline.lab.training.batches import FeatureSource
@@ -21,13 +21,12 @@ from paceline.lab.training.run import TrainingRun
 from paceline.lab.training.vocabulary import count_tokens, keep_frequent
 from paceline.methods.networks.falcon import Falcon
 from paceline.methods.networks.glancing import Glance, some
-from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.runtimes.torch.target import TorchTarget
 
-TIME, WIDTH = 12, GEOMETRY.width
+TIME, WIDTH = 12, TINY.hidden_size
 LENGTHS, PROMPTS = [12, 9], [3, 1]
-PLACES = torch.arange(GEOMETRY.vocab_size).clamp_max(DRAFT_VOCABULARY - 1)
+PLACES = torch.arange(TINY.vocab_size).clamp_max(DRAFT_VOCABULARY - 1)
 
 
 def draw(seed: int = 0) -> torch.Generator:
@@ -107,7 +106,7 @@ def test_what_is_shown_is_seen_behind_it_and_only_while_training() -> None:
 
 def test_less_is_shown_as_training_goes_on_and_to_falcon_alone() -> None:
     batch = batch_of(texts(2, TIME)[1], LENGTHS, PROMPTS)
-    falcon, plain = Falcon(GEOMETRY), Falcon(GEOMETRY, glancing=False)
+    falcon, plain = Falcon(TINY), Falcon(TINY, glancing=False)
     found = [falcon.reveal(batch, PLACES, progress, (0, 1)) for progress in (0, 0.5, 1)]
     assert [each.share for each in found] == pytest.approx([0.45, 0.275, 0.1])
     assert plain.reveal(batch, PLACES, 0, (0, 1)) is None
@@ -123,7 +122,7 @@ def trainer(place: Path | None = None, **settings: bool) -> TrainingRun:
     rng = np.random.default_rng(0)
     written = [Text(i, np.tile(rng.integers(64, size=4), 5), 2) for i in range(48)]
     vocabulary = keep_frequent(count_tokens((t.tokens for t in written), 64), 48, (2,))
-    network = build("falcon", Geometry.of(CONFIG), settings)
+    network = build("falcon", CONFIG, settings)
     source = FeatureSource(TorchTarget(CONFIG, TENSORS))
     table = TENSORS["embed"]
     recipe = DrafterRecipe(tokens=1600, batch_tokens=200, training_precision="fp32")

@@ -10,13 +10,13 @@ import pytest
 import torch
 from tests.helpers.target_contract import all_rows
 from tests.helpers.tiny_model import named_tensors, tiny_config
-from tests.networks.cases import GEOMETRY, NETWORKS, module, texts
+from tests.networks.cases import NETWORKS, TINY, module, texts
 from torch import Tensor
 
 from paceline.errors import InvalidOption
 from paceline.lab.training.module import DraftModule, share_target_weights
 from paceline.methods.networks.hidden_transfer import HiddenTransfer
-from paceline.networks.base import Geometry, describe, geometry_from
+from paceline.networks.base import config_from, describe, drafter_config
 from paceline.networks.catalogue import build
 from paceline.networks.torch_ops import NetworkTensors, TextAttention, TorchOps
 from paceline.runtimes.torch.runner import target_weights_for
@@ -24,7 +24,7 @@ from paceline.runtimes.torch.target import TorchTarget
 
 CONFIG = tiny_config(layers=7)  # of which the last three follow the high layer
 TENSORS = named_tensors(CONFIG)
-SHAPE = Geometry.of(CONFIG)
+SHAPE = drafter_config(CONFIG)
 WIDTH = CONFIG.hidden_size
 TOKENS = [5, 9, 60, 9, 3, 22, 41, 7]
 
@@ -167,11 +167,11 @@ def test_pseudo_states_enter_at_several_layers_or_at_one() -> None:
 
 
 def test_how_many_layers_the_target_has_is_told_where_it_counts() -> None:
-    entry = describe(HiddenTransfer(GEOMETRY))
-    assert geometry_from(entry["geometry"]) == GEOMETRY
-    other = describe(build("hydra", GEOMETRY, {}))
-    assert geometry_from(other["geometry"]) == replace(GEOMETRY, target_layers=0)
+    entry = describe(HiddenTransfer(TINY))
+    assert config_from(entry["geometry"]) == TINY
+    other = describe(build("hydra", TINY, {}))
+    assert config_from(other["geometry"]) == replace(TINY, layers=0)
     with pytest.raises(InvalidOption, match="target_layers of a geometry must be 1 or more"):
-        HiddenTransfer(replace(GEOMETRY, target_layers=0))
+        HiddenTransfer(replace(TINY, layers=0))
     with pytest.raises(InvalidOption, match="target_layers of a geometry must be a positive"):
-        geometry_from({**entry["geometry"], "target_layers": -1})
+        config_from({**entry["geometry"], "target_layers": -1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.drafters.network.test_trained import (
     saved,
 )
 from tests.helpers.tiny_model import named_tensors, tiny_config
-from tests.networks.cases import GEOMETRY, context_rows, module, texts
+from tests.networks.cases import TINY, context_rows, module, texts
 from tests.networks.runners import IDS, RUNTIMES, Reference, runner
 from torch import Tensor
 
@@ -26,8 +27,9 @@ from paceline.drafters.base import NoDrafter
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.lab.training.module import DraftModule, share_target_weights
 from paceline.methods.networks.longspec import LongSpec, LongSpecDrafter
+from paceline.models.families.base import heads_of
 from paceline.models.ops import KV
-from paceline.networks.base import Geometry, Network
+from paceline.networks.base import Network, drafter_config
 from paceline.networks.runner import Branch, ContextUpdate
 from paceline.networks.torch_ops import NetworkTensors, TextAttention, TorchOps
 from paceline.runtimes.kv_cache import BLOCK, CHUNK, BlockPool, PagedCache
@@ -42,10 +44,10 @@ class Lender:
     """A target's cache of a text: right in the layer that is read, far off elsewhere."""
 
     def __init__(self, runtime: str, trained: DraftModule, room: int = 16) -> None:
-        shape = GEOMETRY
+        shape = TINY
         self._trained, self.pool = trained, None
         if runtime == "cpu":
-            parts = shape.target_layers, shape.kv_heads, shape.head_dim, room
+            parts = shape.layers, shape.kv_heads, shape.head_dim, room
             self.pool = BlockPool(*parts, dtype=np.float32)
             self.pool.memory[:] = 1e3
 
@@ -53,7 +55,7 @@ class Lender:
         """The first rows of the text with these features."""
         keys, values = (each[0].float() for each in self.rows(features, rows))
         if self.pool is None:
-            shape = GEOMETRY.target_layers, 2, GEOMETRY.kv_heads, rows + 3, GEOMETRY.head_dim
+            shape = TINY.layers, 2, TINY.kv_heads, rows + 3, TINY.head_dim
             data = torch.full(shape, 1e3)
             data[-1, :, :, :rows] = torch.stack([keys, values]).transpose(1, 2)
             return TorchCache(data, rows)
@@ -72,15 +74,15 @@ class Lender:
         trained = self._trained
         tensors = {**trained.named(), **trained.target_weights()}
         buffers = trained.get_buffer("embedding"), trained.get_buffer("head")
-        ops = TorchOps(NetworkTensors(tensors, *buffers), GEOMETRY.norm_eps, TextAttention())
+        ops = TorchOps(NetworkTensors(tensors, *buffers), TINY.norm_eps, TextAttention())
         with torch.no_grad():
             return kept(ops, trained.network, features[None, :rows])
 
 
 def kept(ops: TorchOps, network: Network, features: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values of the target, `[texts, rows, kv_heads, head_dim]`, which `ops` get too."""
-    plain = TorchOps(ops._weights, GEOMETRY.norm_eps, TextAttention())
-    ops.attend(-1, network.target_rows(plain, features), network.heads)
+    plain = TorchOps(ops._weights, TINY.norm_eps, TextAttention())
+    ops.attend(-1, network.target_rows(plain, features), heads_of(network.config, -1))
     keys, values = ops.attention._context[-1]
     return keys.transpose(1, 2), values.transpose(1, 2)
 
@@ -88,7 +90,7 @@ def kept(ops: TorchOps, network: Network, features: Tensor) -> tuple[Tensor, Ten
 def across(
     runtime: str, reach: int, steps: int = 3, max_context: int = 300
 ) -> tuple[DraftModule, Any, Lender]:
-    trained = module(LongSpec(GEOMETRY, steps=steps, reach=reach))
+    trained = module(LongSpec(TINY, steps=steps, reach=reach))
     lender = Lender(runtime, trained, room=64)
     return trained, runner(runtime, trained, max_context, lent=lender.pool), lender
 
@@ -130,7 +132,7 @@ def test_a_window_is_exact_and_its_cache_does_not_grow(
     reach: int, cross: bool, runtime: str
 ) -> None:
     """Positions go on while rows leave, and what has left is what no row sees."""
-    trained = module(LongSpec(GEOMETRY, steps=3, reach=reach, cross=cross))
+    trained = module(LongSpec(TINY, steps=3, reach=reach, cross=cross))
     lender = Lender(runtime, trained, room=128)
     network = trained.network
     compiled: Any = runner(runtime, trained, 300, lent=lender.pool)
@@ -177,7 +179,7 @@ def test_rows_made_in_training_are_those_that_the_target_keeps(layer: int) -> No
     config = tiny_config(layers=7)
     tensors = named_tensors(config)
     target = TorchTarget(config, tensors)
-    shape, cache = Geometry.of(config), target.open()
+    shape, cache = drafter_config(config), target.open()
     tokens = [5, 9, 60, 9, 3, 22]
     features = target.prefill(cache, tokens, True)
     assert features is not None
@@ -209,7 +211,7 @@ class Shifted(ReferenceOps):
     """Negative control: queries stand one place further on."""
 
     def _turned(self, x: Any, rotary: Any, norm: Any, positions: Any) -> Any:
-        asked = x.shape[1] == GEOMETRY.heads and not self._stored
+        asked = x.shape[1] == TINY.heads and not self._stored
         return super()._turned(x, rotary, norm, positions + asked)
 
     def attend(self, kv: Any, *given: Any) -> Any:
@@ -243,10 +245,9 @@ def test_another_architecture_is_told_apart(
     grown = ContextUpdate(compiled.open(), read.astype(np.float32), behind, lent)
     [root] = compiled.start([grown])
     drafter = Reference(trained, wrong)
-    trained.network.reach = reach
+    trained.network.config = replace(TINY, windows=(reach,))
     expected = drafter.draft(read, behind, [int(IDS[2])] * 3)[0]
     same = np.allclose(root.logits, expected, atol=1e-3)
-    trained.network.reach = 3
     assert same == (wrong is ReferenceOps and reach == 3)
 
 
@@ -256,7 +257,7 @@ def test_texts_over_a_lent_cache_are_those_of_plain_decoding(
     runtime: str, growth: str, tmp_path: Path
 ) -> None:
     target = TARGETS[runtime]()
-    network = LongSpec(Geometry.of(CONFIG), steps=3, reach=8)
+    network = LongSpec(drafter_config(CONFIG), steps=3, reach=8)
     path = saved(tmp_path / "weights", random_weights(network))
     options = {"weights": str(path)} | ({"growth": growth} if growth else {})
     drafter = LongSpecDrafter.create(context(target, **options))
@@ -268,7 +269,7 @@ def test_texts_over_a_lent_cache_are_those_of_plain_decoding(
 
 def test_runtimes_read_their_own_caches_alike() -> None:
     """And what is read is the sequence's own, not another's."""
-    network = LongSpec(Geometry.of(CONFIG), steps=3, reach=8)
+    network = LongSpec(drafter_config(CONFIG), steps=3, reach=8)
     trained, rows = random_weights(network), {}
     text, other = [*range(5, 60)], [*range(60, 115)]
     for runtime in RUNTIMES:
@@ -290,7 +291,7 @@ def test_runtimes_read_their_own_caches_alike() -> None:
 def test_a_context_of_16k_tokens_takes_no_more_memory(runtime: str) -> None:
     """All but the window has left, and the draft is that of the end of the text alone."""
     reach, length = 512, 16_384
-    trained = module(LongSpec(GEOMETRY, steps=3, reach=reach, cross=False))
+    trained = module(LongSpec(TINY, steps=3, reach=reach, cross=False))
     compiled: Any = runner(runtime, trained, length + 100, kv_tokens=2048)
     features, tokens = texts(1, length + 1)
     cache, begin = compiled.open(), 0
@@ -312,13 +313,13 @@ def test_a_context_of_16k_tokens_takes_no_more_memory(runtime: str) -> None:
 @every_runtime
 def test_without_a_target_that_lends_it_is_refused(runtime: str) -> None:
     _, compiled, _ = across(runtime, reach=3)
-    grown = ContextUpdate(compiled.open(), np.zeros((1, 4 * GEOMETRY.width), np.float32), [1])
+    grown = ContextUpdate(compiled.open(), np.zeros((1, 4 * TINY.hidden_size), np.float32), [1])
     with pytest.raises(RuntimeUnavailable, match="reads keys and values of its target, and was"):
         compiled.draft([grown], 1)
     with pytest.raises(InvalidOption, match="target_layers of a geometry must be 1 or more"):
-        LongSpec(Geometry(8, 4, 2, 16, 12, 100.0, 1e-5, 17))
+        LongSpec(replace(TINY, layers=0))
     with pytest.raises(RuntimeUnavailable, match="reads keys and values of a target beside it"):
-        runner("cpu", module(LongSpec(GEOMETRY)))
+        runner("cpu", module(LongSpec(TINY)))
 
 
 def logits_at(trained: DraftModule, features: Tensor, tokens: Tensor, offset: int) -> Tensor:
@@ -327,7 +328,7 @@ def logits_at(trained: DraftModule, features: Tensor, tokens: Tensor, offset: in
     tensors = {**trained.named(), **trained.target_weights()}
     buffers = trained.get_buffer("embedding"), trained.get_buffer("head")
     weights = NetworkTensors(tensors, *buffers)
-    ops = TorchOps(weights, network.geometry.norm_eps, TextAttention(offset))
+    ops = TorchOps(weights, network.config.norm_eps, TextAttention(offset))
     with torch.no_grad():
         following = torch.cat([tokens[:, 1:], tokens[:, :1]], dim=1)
         if network.reads_target:
@@ -338,8 +339,8 @@ def logits_at(trained: DraftModule, features: Tensor, tokens: Tensor, offset: in
 def test_offsets_move_all_but_the_anchors() -> None:
     """Far enough in the text the window holds no anchor: cross-attention alone sees a distance."""
     features, tokens = texts(1, 20)
-    lent = module(LongSpec(GEOMETRY, steps=2, reach=3))
-    alone = module(LongSpec(GEOMETRY, steps=2, reach=3, cross=False))
+    lent = module(LongSpec(TINY, steps=2, reach=3))
+    alone = module(LongSpec(TINY, steps=2, reach=3, cross=False))
     for trained, moves in ((lent, True), (alone, False)):
         still, moved = (logits_at(trained, features, tokens, each) for each in (0, 500))
         torch.testing.assert_close(moved[:, :4], still[:, :4])  # these rows see anchors alone
@@ -349,21 +350,21 @@ def test_offsets_move_all_but_the_anchors() -> None:
 
 def test_training_moves_texts_and_judging_does_not() -> None:
     features, tokens = texts(1, 20)
-    trained = module(LongSpec(GEOMETRY, steps=2, reach=3, farthest=4096))
+    trained = module(LongSpec(TINY, steps=2, reach=3, farthest=4096))
     learning = torch.stack(trained(features, tokens)).detach()
     again = torch.stack(trained(features, tokens)).detach()
     torch.testing.assert_close(learning, again)  # a function of the text
     with torch.no_grad():
         judged = torch.stack(trained(features, tokens))
     assert not torch.allclose(learning, judged, atol=1e-4)
-    near = module(LongSpec(GEOMETRY, steps=2, reach=3, farthest=0))
+    near = module(LongSpec(TINY, steps=2, reach=3, farthest=0))
     with torch.no_grad():
         torch.testing.assert_close(torch.stack(near(features, tokens)), judged)
 
 
 def test_every_text_has_an_offset_of_its_own() -> None:
     features, tokens = texts(2, 20)
-    trained = module(LongSpec(GEOMETRY, steps=2, reach=3, farthest=4096))
+    trained = module(LongSpec(TINY, steps=2, reach=3, farthest=4096))
     both = torch.stack(trained(features, tokens)).detach()
     for text in range(2):
         alone = torch.stack(trained(features[text : text + 1], tokens[text : text + 1])).detach()

@@ -43,7 +43,7 @@ class TreeDrafts:
         self._expansion = growth
         self._width = trained.network.width
         self._ids = trained.draft_ids
-        self._size = trained.network.geometry.vocab_size
+        self._size = trained.network.config.vocab_size
         self.kind = growth.kind
 
     @classmethod

@@ -19,8 +19,8 @@ def fitting(path: Path, name: str, model: str, target: Capabilities) -> Trained:
             f"{path} holds network '{trained.network.name}': use --drafter "
             f"{trained.network.name}:weights={path}"
         )
-    shape = trained.network.geometry
-    fits = (shape.vocab_size, shape.width) == (target.vocab_size, target.hidden_size)
+    shape = trained.network.config
+    fits = (shape.vocab_size, shape.hidden_size) == (target.vocab_size, target.hidden_size)
     if trained.metadata.get("model") != model or not fits:
         raise InvalidOption(
             f"{path} was trained for another model: train one with `paceline train drafter {name}`"

@@ -18,7 +18,6 @@ from paceline.models.config import ModelConfig
 from paceline.models.source import ModelSource
 from paceline.models.text import Tokenizer
 from paceline.models.weights import canonical_name
-from paceline.networks.base import Geometry
 from paceline.networks.weights import write_tensors
 
 _TENSORS = "model.safetensors"
@@ -92,10 +91,10 @@ def _unwritable(out: Path, error: OSError) -> InvalidOption:
 
 
 def layer_tensors(
-    parameters: Mapping[str, LogitArray], name: str, geometry: Geometry, theirs: str
+    parameters: Mapping[str, LogitArray], name: str, config: ModelConfig, theirs: str
 ) -> Tensors:
     """Return a decoder layer's tensors under prefix `theirs`, without its input norm."""
-    wide, narrow = geometry.heads * geometry.head_dim, geometry.kv_heads * geometry.head_dim
+    wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
     queries, keys, values = np.split(parameters[f"{name}.qkv"], [wide, wide + narrow])
     gate, up = np.split(parameters[f"{name}.gate_up"], 2)
     tensors = {

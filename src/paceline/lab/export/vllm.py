@@ -50,7 +50,7 @@ def draft_lm_layout(trained: Trained, target: ModelSource, verifier: str) -> Lay
     for index in range(network.layers):
         theirs = f"model.layers.{index}"
         tensors[f"{theirs}.input_layernorm.weight"] = given[f"layer.{index}.norm"]
-        tensors |= layer_tensors(given, f"layer.{index}", network.geometry, theirs)
+        tensors |= layer_tensors(given, f"layer.{index}", network.config, theirs)
     return Layout(
         method="draft_model",
         depth=network.depth,
@@ -111,7 +111,7 @@ def eagle3_layout(trained: Trained, target: ModelSource, verifier: str) -> Layou
         "fc.weight": given["fuse"] * given["scale"],
         "layers.0.input_layernorm.weight": given["embed_norm"],
         "layers.0.hidden_norm.weight": given["hidden_norm"],
-        **layer_tensors(given, "layer", network.geometry, "layers.0"),
+        **layer_tensors(given, "layer", network.config, "layers.0"),
         "norm.weight": given["norm"],
         "lm_head.weight": head_rows(target, trained.draft_ids),
     }

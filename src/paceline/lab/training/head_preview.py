@@ -58,7 +58,7 @@ class PreviewAgreement:
 
 def check_rank(trained: Trained, rank: int) -> None:
     """Raise InvalidOption unless a head preview of the drafter may have that rank."""
-    most = min(trained.network.geometry.width, len(trained.draft_ids))
+    most = min(trained.network.config.hidden_size, len(trained.draft_ids))
     require(1 <= rank <= most, "rank", rank, f"1 to {most}")
 
 
@@ -79,7 +79,7 @@ class HeadPreviewTask(TrainingTask[Recipe, PreviewAgreement]):
     ) -> None:
         super().__init__(Recipe(), texts, held_out)
         module = restore_module(trained, source)
-        self._trained, self._width = trained, trained.network.geometry.width
+        self._trained, self._width = trained, trained.network.config.hidden_size
         self._head = module.get_buffer("head")
         # Behind a head that changes nothing, "logits" are the hidden states themselves.
         module.register_buffer("head", torch.eye(self._width), persistent=False)

@@ -17,6 +17,7 @@ from paceline.core.options import require
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
+from paceline.models.families.base import heads_of
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
 from paceline.networks.base import Network
@@ -95,7 +96,7 @@ class DraftModule(nn.Module):
     def fit_scale(self, features: Tensor) -> None:
         """Set the network's scales, if it has any, from float32 `[rows, 4 * width]` features."""
         spread = features.square().mean(0).sqrt().clamp_min(1e-3)
-        width = self.network.geometry.width
+        width = self.network.config.hidden_size
         with torch.no_grad():
             for name, each in self.named().items():
                 if name == "scale":
@@ -109,7 +110,7 @@ class DraftModule(nn.Module):
 
     def teacher(self, features: Tensor) -> Tensor:
         """Return the target's logits over the draft vocabulary, `[..., draft vocabulary]`."""
-        return features[..., -self.network.geometry.width :] @ self.get_buffer("head").T
+        return features[..., -self.network.config.hidden_size :] @ self.get_buffer("head").T
 
     def forward(self, features: Tensor, tokens: Tensor) -> list[Tensor]:
         """Return teacher-forced logits `[batch, time, columns]` per depth, after every position.
@@ -159,13 +160,13 @@ class DraftModule(nn.Module):
         most = network.farthest - tokens.shape[1] if torch.is_grad_enabled() else 0
         offset = tokens.sum(1) * 2654435761 % (max(most, 0) + 1)
         weights = NetworkTensors(tensors, embedding, head)
-        ops = TorchOps(weights, network.geometry.norm_eps, TextAttention(offset))
+        ops = TorchOps(weights, network.config.norm_eps, TextAttention(offset))
         following = ahead(tokens, 1) if reads else tokens
         if reveal is not None:
             features, following = reveal(self, features, tokens)
         if network.reads_target:  # where its texts stand; its keys are moved with the others
-            plain = TorchOps(weights, network.geometry.norm_eps, TextAttention())
-            ops.attend(-1, network.target_rows(plain, features), network.heads)
+            plain = TorchOps(weights, network.config.norm_eps, TextAttention())
+            ops.attend(-1, network.target_rows(plain, features), heads_of(network.config, -1))
         state = network.start(ops, features, following)
         for step in range(network.steps):
             if step:

@@ -20,7 +20,7 @@ from paceline.lab.training.module import share_target_weights
 from paceline.lab.training.on_policy import OnPolicy
 from paceline.lab.training.recipe import DrafterRecipe
 from paceline.lab.training.vocabulary import count_tokens, keep_frequent
-from paceline.networks.base import Geometry, Network
+from paceline.networks.base import Network
 from paceline.networks.catalogue import build
 from paceline.networks.weights import Trained, load_network
 from paceline.registry import loading
@@ -59,7 +59,7 @@ class TrainingSetup:
     def network(self, text: str) -> Network:
         """Build a network from NAME:key=value,...; InvalidOption if it is unknown."""
         named = parse(text, "network")
-        return build(named.name, Geometry.of(self.source.config), named.options)
+        return build(named.name, self.source.config, named.options)
 
     def drafter(
         self,

@@ -23,7 +23,6 @@ from paceline.drafters.network.weights import fitting, shipped
 from paceline.methods.layers.chains import ExitDrafter, GrowingChain
 from paceline.methods.networks.kangaroo import Kangaroo
 from paceline.models.config import rotary_frequencies
-from paceline.networks.base import Geometry
 from paceline.networks.weights import Trained
 from paceline.sampling.generation import Generation
 
@@ -35,7 +34,7 @@ class AdapterCache:
 
     def __init__(self, trained: Trained) -> None:
         """Start empty; the parameters are float32."""
-        self.shape: Geometry = trained.network.geometry
+        self.shape = trained.network.config
         self.weights = trained.parameters
         pair = (2, 0, self.shape.kv_heads, self.shape.head_dim)
         self._cached: npt.NDArray[np.float32] = np.zeros(pair, np.float32)

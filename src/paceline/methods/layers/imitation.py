@@ -15,9 +15,10 @@ import numpy as np
 from paceline.core.types import LogitArray
 from paceline.methods.layers.double_exit import AdapterCache, DoubleExit, normed
 from paceline.methods.networks.kangaroo import Kangaroo
+from paceline.models.config import ModelConfig
 from paceline.models.families.base import LayerNames
 from paceline.models.ops import Ops, Rows, Sight
-from paceline.networks.base import Geometry, Shapes
+from paceline.networks.base import Shapes
 from paceline.networks.blocks import before, decoder_layer, layer_names, layer_shapes, stack
 
 
@@ -28,18 +29,18 @@ class Imitation(Kangaroo):
     feature_distance: ClassVar[Literal["smooth-l1", "cosine"]] = "cosine"
 
     def __init__(
-        self, geometry: Geometry, *, steps: int = 6, exit: int = 6, ffn_size: int = 0
+        self, config: ModelConfig, *, steps: int = 6, exit: int = 6, ffn_size: int = 0
     ) -> None:
         """Size the network; `ffn_size` 0 takes the target's."""
-        super().__init__(geometry, steps=steps, exit=exit)
-        self.ffn_size = ffn_size or geometry.ffn_size
+        super().__init__(config, steps=steps, exit=exit)
+        self.ffn_size = ffn_size or config.ffn_size
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
-        width = self.geometry.width
-        layer = layer_shapes("adapter", self.geometry, width, self.ffn_size)
+        width = self.config.hidden_size
+        layer = layer_shapes("adapter", self.config, width, self.ffn_size)
         return {"adapter.norm": (width,), **layer, "norm": (width,)}
 
     def features_of(self, ops: Ops, state: Rows) -> Rows:
@@ -47,9 +48,9 @@ class Imitation(Kangaroo):
 
     def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
         names = [LayerNames.of(layer) for layer in self.runs]
-        x = stack(ops, names, self.heads, ops.embed(tokens), before(sees))
+        x = stack(ops, self.config, names, ops.embed(tokens), before(sees))
         return decoder_layer(
-            ops, layer_names("adapter", "adapter.norm"), self.heads, x, sees, self.exit
+            ops, self.config, layer_names("adapter", "adapter.norm"), x, sees, self.exit
         )
 
 

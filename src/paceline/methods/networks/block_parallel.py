@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.models.config import ModelConfig
 from paceline.models.ops import Ops, Rows
-from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import slot_shapes, slots_behind
 
 
@@ -20,18 +21,18 @@ class BlockParallel(Network):
     name: ClassVar[str] = "block-parallel"
     layers: ClassVar[int] = 1
 
-    def __init__(self, geometry: Geometry, *, width: int = 4, ffn_size: int = 0) -> None:
-        super().__init__(geometry, steps=1, width=width)
-        self.ffn_size = ffn_size or geometry.ffn_size
+    def __init__(self, config: ModelConfig, *, width: int = 4, ffn_size: int = 0) -> None:
+        super().__init__(config, steps=1, width=width)
+        self.ffn_size = ffn_size or config.ffn_size
 
     def settings(self) -> dict[str, Any]:
         return {"width": self.width, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
-        return slot_shapes(self.geometry, self.width, self.ffn_size)
+        return slot_shapes(self.config, self.width, self.ffn_size)
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        return slots_behind(ops, self.heads, features, tokens, "draft")
+        return slots_behind(ops, self.config, features, tokens, "draft")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state, norm="norm")

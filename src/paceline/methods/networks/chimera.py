@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.models.config import ModelConfig
+from paceline.models.families.base import heads_of
 from paceline.models.ops import Ops, Rows
-from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import decoder_layer, last_hidden, layer_names, layer_shapes
 
 
@@ -25,22 +27,22 @@ class Chimera(Network):
     layers: ClassVar[int] = 1
     overlap = 2  # with its own row a trigram
 
-    def __init__(self, geometry: Geometry, *, steps: int = 5, ffn_size: int = 0) -> None:
-        super().__init__(geometry, steps=steps)
-        self.ffn_size = ffn_size or geometry.ffn_size
+    def __init__(self, config: ModelConfig, *, steps: int = 5, ffn_size: int = 0) -> None:
+        super().__init__(config, steps=steps)
+        self.ffn_size = ffn_size or config.ffn_size
 
     def settings(self) -> dict[str, Any]:
         return {"steps": self.steps, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
-        width = self.geometry.width
+        width = self.config.hidden_size
         return {
             "hidden_scale": (width,),
             "trigram.norm": (3 * width,),
             "trigram.residual": (3 * width, 3 * width),
             "trigram.out": (width, 3 * width),
             "layer_norm": (width,),
-            **layer_shapes("layer", self.geometry, width, self.ffn_size),
+            **layer_shapes("layer", self.config, width, self.ffn_size),
             "norm": (width,),
             "both.norm": (2 * width,),
             "both.residual": (2 * width, 2 * width),
@@ -48,10 +50,10 @@ class Chimera(Network):
         }
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        hidden = last_hidden(ops, self.geometry, features)
+        hidden = last_hidden(ops, self.config, features)
         read = hidden * ops.weight("hidden_scale")
         qkv = ops.linear(read, ["layer.qkv"], norm="layer_norm")
-        ops.attend(0, qkv, self.heads, "last")  # fills the cache
+        ops.attend(0, qkv, heads_of(self.config, 0), "last")  # fills the cache
         grams = ops.slots(ops.last(ops.embed(tokens), 3), 1)
         return self._draft(ops, ops.last(hidden), grams)
 
@@ -69,16 +71,16 @@ class Chimera(Network):
         return self._parts(ops, state)[0]
 
     def _draft(self, ops: Ops, hidden: Rows, embeddings: Rows) -> Rows:
-        width = self.geometry.width
+        width = self.config.hidden_size
         grams = ops.norm(embeddings, "trigram.norm")
         grams = grams + ops.silu(ops.linear(grams, ["trigram.residual"]))
         x = ops.linear(grams, ["trigram.out"])
-        x = decoder_layer(ops, layer_names("layer", "layer_norm"), self.heads, x, "draft")
+        x = decoder_layer(ops, self.config, layer_names("layer", "layer_norm"), x, "draft")
         newest = ops.split(embeddings, (width, 2 * width))[1]
         return ops.concat([ops.norm(x, "norm"), hidden, newest])
 
     def _parts(self, ops: Ops, state: Rows) -> list[Rows]:
-        width = self.geometry.width
+        width = self.config.hidden_size
         return ops.split(state, (width, width, 2 * width))
 
 

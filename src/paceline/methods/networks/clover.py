@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
-from paceline.models.families.base import add_feed_forward
+from paceline.models.config import ModelConfig
+from paceline.models.families.base import add_feed_forward, heads_of
 from paceline.models.ops import Ops, Rows
-from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import (
     decoder_layer,
     feed_forward_shapes,
@@ -28,16 +29,16 @@ class Clover(Network):
     name: ClassVar[str] = "clover"
     layers: ClassVar[int] = 1
 
-    def __init__(self, geometry: Geometry, *, steps: int = 4, ffn_size: int = 0) -> None:
-        super().__init__(geometry, steps=steps)
-        self.ffn_size = ffn_size or geometry.ffn_size
+    def __init__(self, config: ModelConfig, *, steps: int = 4, ffn_size: int = 0) -> None:
+        super().__init__(config, steps=steps)
+        self.ffn_size = ffn_size or config.ffn_size
 
     def settings(self) -> dict[str, Any]:
         return {"steps": self.steps, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
-        shape = self.geometry
-        width = shape.width
+        shape = self.config
+        width = shape.hidden_size
         wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         return {
             "hidden_scale": (width,),
@@ -54,8 +55,8 @@ class Clover(Network):
         }
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        hidden = last_hidden(ops, self.geometry, features) * ops.weight("hidden_scale")
-        x = decoder_layer(ops, layer_names("augment", "augment.norm"), self.heads, hidden, "last")
+        hidden = last_hidden(ops, self.config, features) * ops.weight("hidden_scale")
+        x = decoder_layer(ops, self.config, layer_names("augment", "augment.norm"), hidden, "last")
         return self._decode(ops, x, ops.last(ops.embed(tokens)))
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
@@ -69,7 +70,7 @@ class Clover(Network):
         memory = ops.linear(state, ["decoder.kv"], norm="memory_norm")
         # The augmenting block's cache holds the context; states join it as draft rows.
         qkv = ops.concat([ops.linear(asking, ["decoder.q"]), memory])
-        answer = ops.attend(0, qkv, self.heads, "draft")
+        answer = ops.attend(0, qkv, heads_of(self.config, 0), "draft")
         x = ops.linear(answer, ["decoder.o.residual"], residual=state)
         x = ops.linear(asking, ["decoder.token.residual"], residual=x)
         return add_feed_forward(ops, layer_names("decoder"), x)

@@ -28,8 +28,9 @@ from paceline.drafters.network.build import LoadedNetwork
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.drafters.network.trees import TreeDrafts
 from paceline.errors import InvalidOption
+from paceline.models.config import ModelConfig
 from paceline.models.ops import Ops, Rows
-from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import slot_shapes, slots_behind
 from paceline.networks.runner import Chain
 from paceline.sampling.generation import Generation
@@ -51,27 +52,27 @@ class CTC(Network):
     layers: ClassVar[int] = 1
 
     def __init__(
-        self, geometry: Geometry, *, width: int = 6, tokens: int = 3, ffn_size: int = 0
+        self, config: ModelConfig, *, width: int = 6, tokens: int = 3, ffn_size: int = 0
     ) -> None:
         """Size the network: `width` slots, trained on `tokens` tokens (1 to `width`).
 
         Raises:
             InvalidOption: a size is out of range.
         """
-        super().__init__(geometry, steps=1, width=width)
+        super().__init__(config, steps=1, width=width)
         require(1 <= tokens <= width, "tokens", tokens, f"1 to {width}, the slots")
         self.tokens = tokens
-        self.ffn_size = ffn_size or geometry.ffn_size
+        self.ffn_size = ffn_size or config.ffn_size
 
     def settings(self) -> dict[str, Any]:
         return {"width": self.width, "tokens": self.tokens, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
-        shapes = slot_shapes(self.geometry, self.width, self.ffn_size)
-        return {**shapes, "blank": (1, self.geometry.width)}
+        shapes = slot_shapes(self.config, self.width, self.ffn_size)
+        return {**shapes, "blank": (1, self.config.hidden_size)}
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        return slots_behind(ops, self.heads, features, tokens, "slots")
+        return slots_behind(ops, self.config, features, tokens, "slots")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         head = ops.head(state, norm="norm")

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 from paceline.core.options import require
 from paceline.core.types import Needs
 from paceline.drafters.network.drafter import WEIGHTS, TrainedDrafter
+from paceline.models.config import ModelConfig
 from paceline.models.ops import Ops, Rows, Sight
-from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import stack, stack_names, stack_shapes
 
 
@@ -23,20 +24,20 @@ class DraftLM(Network):
     reads_features: ClassVar[bool] = False
 
     def __init__(
-        self, geometry: Geometry, *, steps: int = 5, layers: int = 2, ffn_size: int = 0
+        self, config: ModelConfig, *, steps: int = 5, layers: int = 2, ffn_size: int = 0
     ) -> None:
-        super().__init__(geometry, steps=steps)
+        super().__init__(config, steps=steps)
         require(layers >= 1, "layers", layers, "1 or more")
         self.layers = layers  # type: ignore[misc]
-        self.ffn_size = ffn_size or geometry.ffn_size
+        self.ffn_size = ffn_size or config.ffn_size
         self._names = stack_names("layer", layers)
 
     def settings(self) -> dict[str, Any]:
         return {"steps": self.steps, "layers": self.layers, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
-        layers = stack_shapes("layer", self.geometry, self.layers, self.ffn_size)
-        return {**layers, "norm": (self.geometry.width,)}
+        layers = stack_shapes("layer", self.config, self.layers, self.ffn_size)
+        return {**layers, "norm": (self.config.hidden_size,)}
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         return self._layers(ops, tokens, "last")
@@ -48,7 +49,7 @@ class DraftLM(Network):
         return self._layers(ops, tokens, "draft")
 
     def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
-        return stack(ops, self._names, self.heads, ops.embed(tokens), sees)
+        return stack(ops, self.config, self._names, ops.embed(tokens), sees)
 
 
 class DraftLMDrafter(TrainedDrafter):

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.models.config import ModelConfig
 from paceline.models.ops import Ops, Rows, Sight
-from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import decoder_layer, last_hidden, layer_names, layer_shapes
 
 
@@ -21,26 +22,26 @@ class Eagle(Network):
     name: ClassVar[str] = "eagle"
     layers: ClassVar[int] = 1
 
-    def __init__(self, geometry: Geometry, *, steps: int = 5, ffn_size: int = 0) -> None:
-        super().__init__(geometry, steps=steps)
-        self.ffn_size = ffn_size or geometry.ffn_size
+    def __init__(self, config: ModelConfig, *, steps: int = 5, ffn_size: int = 0) -> None:
+        super().__init__(config, steps=steps)
+        self.ffn_size = ffn_size or config.ffn_size
 
     def settings(self) -> dict[str, Any]:
         return {"steps": self.steps, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
-        width = self.geometry.width
+        width = self.config.hidden_size
         return {
             "hidden_scale": (width,),
             "embed_norm": (width,),
             "fuse": (width, 2 * width),
             "layer_norm": (width,),
-            **layer_shapes("layer", self.geometry, width, self.ffn_size),
+            **layer_shapes("layer", self.config, width, self.ffn_size),
             "norm": (width,),
         }
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        hidden = last_hidden(ops, self.geometry, features)
+        hidden = last_hidden(ops, self.config, features)
         return self._layer(ops, hidden, tokens, "last")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
@@ -55,7 +56,7 @@ class Eagle(Network):
     def _layer(self, ops: Ops, hidden: Rows, tokens: Rows, sees: Sight) -> Rows:
         embedded = ops.norm(ops.embed(tokens), "embed_norm")
         x = ops.linear(ops.concat([embedded, hidden * ops.weight("hidden_scale")]), ["fuse"])
-        x = decoder_layer(ops, layer_names("layer", "layer_norm"), self.heads, x, sees)
+        x = decoder_layer(ops, self.config, layer_names("layer", "layer_norm"), x, sees)
         return ops.norm(x, "norm")  # as the target's own hidden states come out of a norm
 
 

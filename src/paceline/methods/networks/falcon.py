@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
-from paceline.models.families.base import add_feed_forward
+from paceline.models.config import ModelConfig
+from paceline.models.families.base import add_feed_forward, heads_of
 from paceline.models.ops import Ops, Rows
-from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import decoder_layer, last_hidden, layer_names, layer_shapes
 
 
@@ -35,16 +36,16 @@ class Falcon(Network):
 
     def __init__(
         self,
-        geometry: Geometry,
+        config: ModelConfig,
         *,
         steps: int = 3,
         width: int = 2,
         ffn_size: int = 0,
         glancing: bool = True,
     ) -> None:
-        super().__init__(geometry, steps=steps, width=width)
+        super().__init__(config, steps=steps, width=width)
         self.overlap = width - 1
-        self.ffn_size = ffn_size or geometry.ffn_size
+        self.ffn_size = ffn_size or config.ffn_size
         self.glancing = glancing
 
     def settings(self) -> dict[str, Any]:
@@ -52,21 +53,21 @@ class Falcon(Network):
         return {**sizes, "glancing": self.glancing}
 
     def shapes(self) -> Shapes:
-        width = self.geometry.width
+        width = self.config.hidden_size
         return {
             "hidden_scale": (width,),
             "embed_norm": (width,),
             "lstm.0": (3 * width, 2 * width),
             "lstm.1": (3 * width, width),
             "layer_norm": (width,),
-            **layer_shapes("layer", self.geometry, width, self.ffn_size),
+            **layer_shapes("layer", self.config, width, self.ffn_size),
             "norm": (width,),
         }
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        x = self._fuse(ops, last_hidden(ops, self.geometry, features), tokens)
+        x = self._fuse(ops, last_hidden(ops, self.config, features), tokens)
         qkv = ops.linear(x, ["layer.qkv"], norm="layer_norm")
-        mixed = ops.attend(0, qkv, self.heads, "last", self.width)
+        mixed = ops.attend(0, qkv, heads_of(self.config, 0), "last", self.width)
         x = ops.linear(mixed, ["layer.o.residual"], residual=ops.last(x, self.width))
         return ops.norm(add_feed_forward(ops, layer_names("layer"), x), "norm")
 
@@ -76,7 +77,7 @@ class Falcon(Network):
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
         x = self._fuse(ops, state, tokens)
         names = layer_names("layer", "layer_norm")
-        return ops.norm(decoder_layer(ops, names, self.heads, x, "block"), "norm")
+        return ops.norm(decoder_layer(ops, self.config, names, x, "block"), "norm")
 
     def features_of(self, ops: Ops, state: Rows) -> Rows:
         return state
@@ -87,7 +88,7 @@ class Falcon(Network):
         return glance(self.width, batch, places, progress, seed) if self.glancing else None
 
     def _fuse(self, ops: Ops, hidden: Rows, tokens: Rows) -> Rows:
-        width = self.geometry.width
+        width = self.config.hidden_size
         embedded = ops.norm(ops.embed(tokens), "embed_norm")
         read = ops.concat([embedded, hidden * ops.weight("hidden_scale")])
         return lstm(ops, "lstm.1", lstm(ops, "lstm.0", read, width), width)

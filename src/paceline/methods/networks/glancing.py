@@ -56,7 +56,7 @@ class Glance:
         counts = (self.share * distance).round()
         shown[:, : blocks * self.width : self.width] = some(known.all(-1), counts, self.generator)
         shown = shown.to(tokens.device)
-        hidden = module.network.geometry.width
+        hidden = module.network.config.hidden_size
         following = ahead(tokens, 1)
         answers = ahead(features[..., -hidden:], self.width), ahead(following, self.width)
         mixed = torch.where(shown[..., None], answers[0], features[..., -hidden:])

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.core.options import require
-from paceline.models.config import feature_layers
-from paceline.models.families.base import LayerNames
+from paceline.models.config import ModelConfig
+from paceline.models.families.base import LayerNames, heads_of
 from paceline.models.ops import Ops, Rows, Sight
-from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import decoder_layer
+from paceline.networks.base import Network, Shapes
+from paceline.networks.blocks import decoder_layer, layers_above
 
 
 class HiddenTransfer(Network):
@@ -22,16 +22,14 @@ class HiddenTransfer(Network):
     last.
 
     Raises:
-        InvalidOption: a size is out of range, or the geometry lacks the number of layers.
+        InvalidOption: a size is out of range, or the number of layers is unknown.
     """
 
     name: ClassVar[str] = "hidden-transfer"
 
-    def __init__(self, geometry: Geometry, *, width: int = 4, entries: int = 0) -> None:
-        super().__init__(geometry, steps=1, width=width)
-        count = geometry.target_layers
-        require(count >= 1, "target_layers of a geometry", count, "1 or more for hidden transfer")
-        self.above = count - feature_layers(count)[-1]
+    def __init__(self, config: ModelConfig, *, width: int = 4, entries: int = 0) -> None:
+        super().__init__(config, steps=1, width=width)
+        self.above = layers_above(config, "hidden transfer")
         require(0 <= entries <= self.above, "entries", entries, f"0 to {self.above}")
         self.entries = entries or self.above
         self.layers = self.above  # type: ignore[misc]
@@ -46,7 +44,7 @@ class HiddenTransfer(Network):
 
     def shapes(self) -> Shapes:
         # The maps start as zero: every pseudo state starts as a copy of the token's own.
-        width = self.geometry.width
+        width = self.config.hidden_size
         maps = {f"transfer.{each}.residual": (width, width) for each in range(self.width)}
         return {"high_scale": (width,), "high_spread": (width,), **maps}
 
@@ -69,7 +67,7 @@ class HiddenTransfer(Network):
 
     def below(self, ops: Ops, features: Rows) -> list[Rows]:
         """Run the text through the last layers, and return what entered each, of drafts alone."""
-        width, last = self.geometry.width, self.above - 1
+        width, last = self.config.hidden_size, self.above - 1
         x = ops.split(features, (2 * width, width, width))[1]
         found = [ops.last(x)]
         for layer in range(last):
@@ -77,12 +75,12 @@ class HiddenTransfer(Network):
             found.append(ops.last(x))
         names = LayerNames.of(self.runs[last])
         qkv = ops.linear(x, names.qkv, norm=names.norm)
-        ops.attend(last, qkv, self.heads, "last")  # its keys
+        ops.attend(last, qkv, heads_of(self.config, last), "last")  # its keys
         return found
 
     def layer(self, ops: Ops, layer: int, x: Rows, sees: Sight) -> Rows:
         """Return what leaves one of the last layers."""
-        return decoder_layer(ops, LayerNames.of(self.runs[layer]), self.heads, x, sees, layer)
+        return decoder_layer(ops, self.config, LayerNames.of(self.runs[layer]), x, sees, layer)
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state, norm="norm")

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.models.config import ModelConfig
 from paceline.models.ops import Ops, Rows
-from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import decoder_layer, last_hidden, layer_names, layer_shapes
 
 
@@ -24,18 +25,18 @@ class Hydra(Network):
 
     def __init__(
         self,
-        geometry: Geometry,
+        config: ModelConfig,
         *,
         steps: int = 4,
         prefix: bool = True,
         hidden: int = 0,
         ffn_size: int = 0,
     ) -> None:
-        super().__init__(geometry, steps=steps)
+        super().__init__(config, steps=steps)
         self.prefix = prefix
         self.layers = 1 if prefix else 0  # type: ignore[misc]
-        self.hidden = hidden or geometry.width
-        self.ffn_size = ffn_size or geometry.ffn_size
+        self.hidden = hidden or config.hidden_size
+        self.ffn_size = ffn_size or config.ffn_size
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -46,7 +47,7 @@ class Hydra(Network):
         }
 
     def shapes(self) -> Shapes:
-        width = self.geometry.width
+        width = self.config.hidden_size
         out: Shapes = {
             "embed_norm": (width,),
             "step.up": (2 * self.hidden, 2 * width),
@@ -55,17 +56,17 @@ class Hydra(Network):
         }
         if self.prefix:
             out |= {"scale": (4 * width,), "fuse": (width, 4 * width), "fuse_norm": (width,)}
-            out |= layer_shapes("prefix", self.geometry, 2 * width, self.ffn_size)
+            out |= layer_shapes("prefix", self.config, 2 * width, self.ffn_size)
         return out
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         embedded = ops.embed(tokens)
         if not self.prefix:
-            hidden = ops.last(last_hidden(ops, self.geometry, features))
+            hidden = ops.last(last_hidden(ops, self.config, features))
             return self._step(ops, hidden, ops.last(embedded))
         fused = ops.linear(features * ops.weight("scale"), ["fuse"])
         read = ops.concat([ops.norm(embedded, "embed_norm"), ops.norm(fused, "fuse_norm")])
-        return decoder_layer(ops, layer_names("prefix"), self.heads, fused, "last", read=read)
+        return decoder_layer(ops, self.config, layer_names("prefix"), fused, "last", read=read)
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state, norm="norm")

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 from paceline.core.options import require
 from paceline.core.types import Needs
 from paceline.drafters.network.drafter import WEIGHTS, TrainedDrafter
+from paceline.models.config import ModelConfig
 from paceline.models.families.base import LayerNames, add_attention
 from paceline.models.ops import Ops, Rows, Sight
-from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import attention_shapes, before, layer_names, stack
 
 
@@ -24,8 +25,8 @@ class Kangaroo(Network):
     name: ClassVar[str] = "kangaroo"
     reads_features: ClassVar[bool] = False
 
-    def __init__(self, geometry: Geometry, *, steps: int = 6, exit: int = 2) -> None:
-        super().__init__(geometry, steps=steps)
+    def __init__(self, config: ModelConfig, *, steps: int = 6, exit: int = 2) -> None:
+        super().__init__(config, steps=steps)
         require(exit >= 1, "exit", exit, "1 or more")
         self.exit = exit
         self.layers = exit + 1  # type: ignore[misc]
@@ -34,10 +35,10 @@ class Kangaroo(Network):
         return {"steps": self.steps, "exit": self.exit}
 
     def shapes(self) -> Shapes:
-        width = self.geometry.width
+        width = self.config.hidden_size
         return {
             "adapter.norm": (width,),
-            **attention_shapes("adapter", self.geometry, width),
+            **attention_shapes("adapter", self.config, width),
             "norm": (width,),
         }
 
@@ -52,9 +53,9 @@ class Kangaroo(Network):
 
     def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
         names = [LayerNames.of(layer) for layer in self.runs]
-        x = stack(ops, names, self.heads, ops.embed(tokens), before(sees))
+        x = stack(ops, self.config, names, ops.embed(tokens), before(sees))
         return add_attention(
-            ops, layer_names("adapter", "adapter.norm"), self.heads, x, sees, self.exit
+            ops, self.config, layer_names("adapter", "adapter.norm"), x, sees, self.exit
         )
 
 

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 from paceline.core.options import require
 from paceline.core.types import Needs
 from paceline.drafters.network.drafter import TrainedDrafter
-from paceline.models.config import feature_layers
-from paceline.models.families.base import LayerNames, add_attention, add_feed_forward
-from paceline.models.ops import KV, Heads, Ops, Rows, Sight
-from paceline.networks.base import Geometry, Shapes
-from paceline.networks.blocks import layer_names, stack
+from paceline.models.config import ModelConfig
+from paceline.models.families.base import LayerNames, add_attention, add_feed_forward, heads_of
+from paceline.models.ops import KV, Ops, Rows, Sight
+from paceline.networks.base import Shapes
+from paceline.networks.blocks import layer_names, layers_above, stack
 from paceline.networks.eagle3 import Eagle3
 
 
@@ -34,7 +34,7 @@ class LongSpec(Eagle3):
 
     def __init__(
         self,
-        geometry: Geometry,
+        config: ModelConfig,
         *,
         steps: int = 5,
         ffn_size: int = 0,
@@ -42,28 +42,25 @@ class LongSpec(Eagle3):
         cross: bool = True,
         farthest: int = 16384,
     ) -> None:
-        super().__init__(geometry, steps=steps, ffn_size=ffn_size)
         require(reach >= 1, "reach", reach, "1 or more")
-        self.reach = reach
+        super().__init__(replace(config, windows=(reach,)), steps=steps, ffn_size=ffn_size)
         self.reads_target = cross
         if cross:
             self.farthest = farthest
-            count = geometry.target_layers
-            require(count >= 1, "target_layers of a geometry", count, "1 or more for cross")
-            self.above = count - feature_layers(count)[-1]
+            self.above = layers_above(config, "cross")
 
     def settings(self) -> dict[str, Any]:
         told = {**super().settings(), "reach": self.reach, "cross": self.reads_target}
         return {**told, "farthest": self.farthest} if self.reads_target else told
 
     def shapes(self) -> Shapes:
-        shape, out = self.geometry, super().shapes()
+        shape, out = self.config, super().shapes()
         if self.reads_target:
             wide = shape.heads * shape.head_dim
             out |= {
-                "cross.norm": (shape.width,),
-                "cross.q": (wide, shape.width),
-                "cross.o.residual": (shape.width, wide),
+                "cross.norm": (shape.hidden_size,),
+                "cross.q": (wide, shape.hidden_size),
+                "cross.o.residual": (shape.hidden_size, wide),
             }
         return out
 
@@ -74,22 +71,22 @@ class LongSpec(Eagle3):
         return [each for each in found if not each.startswith(last) or each[len(last) :] in parts]
 
     def target_rows(self, ops: Ops, features: Rows) -> Rows:
-        width = self.geometry.width
+        width = self.config.hidden_size
         *below, last = (LayerNames.of(layer) for layer in self.runs)
         high = ops.split(features, (2 * width, width, width))[1]
-        x = stack(ops, below, self._whole, high, "context")
+        x = stack(ops, self._whole, below, high, "context")
         return ops.linear(x, last.qkv, norm=last.norm)
 
     @property
-    def _whole(self) -> Heads:
-        return replace(self.heads, window=0)
+    def _whole(self) -> ModelConfig:
+        return replace(self.config, windows=())
 
     def _decode(self, ops: Ops, x: Rows, read: Rows, sees: Sight) -> Rows:
         if not self.reads_target:
             return super()._decode(ops, x, read, sees)
-        x = add_attention(ops, layer_names("layer"), self.heads, x, sees, read=read)
+        x = add_attention(ops, self.config, layer_names("layer"), x, sees, read=read)
         asking = ops.linear(x, ["cross.q"], norm="cross.norm")
-        mixed = ops.attend(KV(-1, target=True), asking, self._whole, sees)
+        mixed = ops.attend(KV(-1, target=True), asking, heads_of(self._whole, -1), sees)
         x = ops.linear(mixed, ["cross.o.residual"], residual=x)
         return add_feed_forward(ops, layer_names("layer"), x)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.models.config import ModelConfig
 from paceline.models.ops import Ops, Rows
-from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import last_hidden
 
 
@@ -18,19 +19,19 @@ class Medusa(Network):
 
     name: ClassVar[str] = "medusa"
 
-    def __init__(self, geometry: Geometry, *, width: int = 4) -> None:
-        super().__init__(geometry, steps=1, width=width)
+    def __init__(self, config: ModelConfig, *, width: int = 4) -> None:
+        super().__init__(config, steps=1, width=width)
 
     def settings(self) -> dict[str, Any]:
         return {"width": self.width}
 
     def shapes(self) -> Shapes:
         # Starts as zero: every head starts as the target's own prediction.
-        return {"heads.residual": (self.width * self.geometry.width, self.geometry.width)}
+        return {"heads.residual": (self.width * self.config.hidden_size, self.config.hidden_size)}
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         # h + silu(U_i h) for every head i, in slots.
-        hidden = ops.last(last_hidden(ops, self.geometry, features))
+        hidden = ops.last(last_hidden(ops, self.config, features))
         moved = ops.silu(ops.slots(ops.linear(hidden, ["heads.residual"]), self.width))
         return hidden + moved
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.methods.networks.draft_lm import DraftLM
+from paceline.models.config import ModelConfig
 from paceline.models.ops import Ops, Rows, Sight
-from paceline.networks.base import Geometry
 from paceline.networks.blocks import before, decoder_layer, layer_names
 
 
@@ -20,9 +20,9 @@ class S2D(DraftLM):
     name: ClassVar[str] = "s2d"
 
     def __init__(
-        self, geometry: Geometry, *, steps: int = 5, layers: int = 4, ffn_size: int = 0
+        self, config: ModelConfig, *, steps: int = 5, layers: int = 4, ffn_size: int = 0
     ) -> None:
-        super().__init__(geometry, steps=steps, layers=layers, ffn_size=ffn_size)
+        super().__init__(config, steps=steps, layers=layers, ffn_size=ffn_size)
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(self._parts(ops, state)[-1], norm="norm")
@@ -31,14 +31,14 @@ class S2D(DraftLM):
         return [ops.head(each, norm="norm") for each in self._parts(ops, state)[:-1]]
 
     def _parts(self, ops: Ops, state: Rows) -> list[Any]:
-        return list(ops.split(state, (self.geometry.width,) * self.layers))
+        return list(ops.split(state, (self.config.hidden_size,) * self.layers))
 
     def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
         x, parts = ops.embed(tokens), []
         for layer in range(self.layers):
             name, deepest = f"layer.{layer}", layer + 1 == self.layers
             here = sees if deepest else before(sees)
-            x = decoder_layer(ops, layer_names(name, f"{name}.norm"), self.heads, x, here, layer)
+            x = decoder_layer(ops, self.config, layer_names(name, f"{name}.norm"), x, here, layer)
             parts.append(x)
         if sees == "last":
             parts[:-1] = map(ops.last, parts[:-1])

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.models.config import ModelConfig
 from paceline.models.ops import Ops, Rows
-from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import decoder_layer, layer_names, layer_shapes
 
 _HOOKS = 4
@@ -24,17 +25,17 @@ class SpecFormer(Network):
     layers: ClassVar[int] = 1
 
     def __init__(
-        self, geometry: Geometry, *, width: int = 8, hook_width: int = 0, ffn_size: int = 0
+        self, config: ModelConfig, *, width: int = 8, hook_width: int = 0, ffn_size: int = 0
     ) -> None:
-        super().__init__(geometry, steps=1, width=width)
-        self.hook_width = hook_width or geometry.width // 2
-        self.ffn_size = ffn_size or geometry.ffn_size
+        super().__init__(config, steps=1, width=width)
+        self.hook_width = hook_width or config.hidden_size // 2
+        self.ffn_size = ffn_size or config.ffn_size
 
     def settings(self) -> dict[str, Any]:
         return {"width": self.width, "hook_width": self.hook_width, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
-        width = self.geometry.width
+        width = self.config.hidden_size
         hooks: Shapes = {}
         for index in range(_HOOKS):
             hooks[f"hook.{index}.norm"] = (width,)
@@ -44,23 +45,23 @@ class SpecFormer(Network):
             **hooks,
             "fuse": (width, _HOOKS * self.hook_width),
             "context_norm": (width,),
-            **layer_shapes("context", self.geometry, width, self.ffn_size),
+            **layer_shapes("context", self.config, width, self.ffn_size),
             "spread": (self.width * width, width),
             "slots_norm": (width,),
-            **layer_shapes("block", self.geometry, width, self.ffn_size),
+            **layer_shapes("block", self.config, width, self.ffn_size),
             "norm": (width,),
         }
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        hooks = ops.split(features * ops.weight("scale"), (self.geometry.width,) * _HOOKS)
+        hooks = ops.split(features * ops.weight("scale"), (self.config.hidden_size,) * _HOOKS)
         lowered = [
             ops.linear(hook, [f"hook.{index}.down"], norm=f"hook.{index}.norm")
             for index, hook in enumerate(hooks)
         ]
         x = ops.linear(ops.concat(lowered), ["fuse"])
-        x = decoder_layer(ops, layer_names("context", "context_norm"), self.heads, x, "last")
+        x = decoder_layer(ops, self.config, layer_names("context", "context_norm"), x, "last")
         x = ops.slots(ops.linear(x, ["spread"]), self.width)
-        return decoder_layer(ops, layer_names("block", "slots_norm"), self.heads, x, "slots")
+        return decoder_layer(ops, self.config, layer_names("block", "slots_norm"), x, "slots")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state, norm="norm")

@@ -165,8 +165,8 @@ def feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
 
 def add_attention(
     ops: Ops,
+    config: ModelConfig,
     names: LayerNames,
-    heads: Heads,
     x: Rows,
     sees: Sight = "context",
     layer: int = 0,
@@ -176,11 +176,11 @@ def add_attention(
 ) -> Rows:
     """Return the stream with attention added, times `scale`.
 
-    Attention reads `read`, or else the stream `x`, and caches as `layer`. After "last" the stream
-    goes on with the last rows.
+    Attention is that of `layer`, caches as it, and reads `read`, or else the stream `x`. After
+    "last" the stream goes on with the last rows.
     """
     qkv = ops.linear(x if read is None else read, names.qkv, norm=names.norm)
-    mixed = ops.attend(layer, qkv, heads, sees)
+    mixed = ops.attend(layer, qkv, heads_of(config, layer), sees)
     residual = ops.last(x) if sees == "last" else x
     return ops.linear(mixed, [names.o], scale=scale, residual=residual)
 
@@ -195,8 +195,8 @@ def add_feed_forward(
 
 def llama_attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     """Attention, added to the stream (Touvron et al. 2023)."""
-    heads, scale = heads_of(config, index), config.residual_scale
-    return add_attention(ops, LayerNames.of(index), heads, x, layer=index, scale=scale)
+    names, scale = LayerNames.of(index), config.residual_scale
+    return add_attention(ops, config, names, x, layer=index, scale=scale)
 
 
 def llama_feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:

@@ -214,14 +214,14 @@ class TorchRunner:
         self._weights = NetworkTensors(parameters, embedding, rows)
 
     def _ops(self, attention: SpanAttention) -> TorchOps:
-        return TorchOps(self._weights, self._network.geometry.norm_eps, attention)
+        return TorchOps(self._weights, self._network.config.norm_eps, attention)
 
     @property
     def depth(self) -> int:
         return self._network.depth
 
     def open(self) -> TorchNetworkCache:
-        network, shape = self._network, self._network.geometry
+        network, shape = self._network, self._network.config
         rows = TorchCache.empty(network.layers, shape.kv_heads, shape.head_dim, self._place)
         return TorchNetworkCache(rows, Tail(network))
 

@@ -83,7 +83,7 @@ def of_draft_lm(path: Path, model: str) -> dict[str, LogitArray]:
     network, given = trained.network, trained.parameters
     if network.name != "draft-lm" or trained.metadata.get("model") != model:
         raise InvalidOption(f"{path} is no draft-lm of this model: train one, or leave out --from")
-    shape = network.geometry
+    shape = network.config
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     begin = {"norm": given["norm"]}
     for index in range(network.layers):

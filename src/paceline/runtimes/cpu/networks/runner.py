@@ -39,7 +39,7 @@ class NetworkParts(NamedTuple):
 
     def ops(self, sights: Sights, previewed: bool = False) -> CpuOps:
         """Start a program; `previewed` uses the head preview, if there is one."""
-        shape = self.network.geometry
+        shape = self.network.config
         heads = CHeads(shape.heads, shape.kv_heads, shape.head_dim)
         return CpuOps(
             Program(self.packed, heads, self.longest),
@@ -186,7 +186,7 @@ def pool_for(network: Network, tokens: int, precision: str) -> BlockPool:
     Raises:
         MemoryError: there is no memory for them.
     """
-    shape = network.geometry
+    shape = network.config
     return BlockPool(
         max(network.layers, 1),
         shape.kv_heads,
