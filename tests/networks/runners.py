@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from tests.networks.cases import NETWORKS, TINY, module
-from tests.networks.reference import ReferenceRunner
 
 from paceline.lab.training.module import DraftModule
 from paceline.models.weights import Stored
@@ -18,6 +17,7 @@ from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.cpu.networks.runner import CpuRunner
 from paceline.runtimes.kv_cache import BlockPool
+from paceline.runtimes.reference.networks import ReferenceRunner
 from paceline.runtimes.reference.ops import ReferenceOps
 
 RUNTIMES = ("cpu", "torch")

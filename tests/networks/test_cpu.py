@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.networks.cases import NETWORKS, TINY, context_rows, lent_shapes, module, texts
-from tests.networks.reference import ReferenceRunner
 from tests.networks.runners import IDS, Held, cpu_runner, ready, runner
 
 from paceline.errors import InvalidOption, ModelError
@@ -20,6 +19,7 @@ from paceline.networks.runner import Branch, Chain, ContextUpdate, Runner
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.cpu.ops import Sights
+from paceline.runtimes.reference.networks import ReferenceRunner
 
 WIDE = replace(TINY, hidden_size=64, ffn_size=128, vocab_size=40)
 
