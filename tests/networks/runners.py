@@ -14,7 +14,7 @@ from paceline.models.weights import Stored
 from paceline.native.packed import Packed
 from paceline.networks.runner import ContextUpdate, Runner
 from paceline.networks.weights import Trained
-from paceline.runtimes.cpu.matrices import Matrices
+from paceline.runtimes.cpu.matrices import Formats, Matrices
 from paceline.runtimes.cpu.networks.runner import CpuRunner
 from paceline.runtimes.kv_cache import BlockPool
 from paceline.runtimes.reference.networks import ReferenceRunner
@@ -70,9 +70,7 @@ def runner(
     held = {"embed": embedding.numpy(), "head": head.numpy()}
     held |= {name: each.numpy() for name, each in shared.items()}
     if runtime == "reference":
-        return ReferenceRunner(
-            trained_of(trained), Matrices(Held(held), "fp32", Packed(), 2), "fp32"
-        )
+        return ReferenceRunner(trained_of(trained), Formats(Held(held), "fp32"), "fp32")
     return cpu_runner(trained_of(trained), held, "fp32", max_context, kv_tokens, lent)
 
 

@@ -11,13 +11,12 @@ from tests.networks.cases import NETWORKS, TINY, context_rows, lent_shapes, modu
 from tests.networks.runners import IDS, Held, cpu_runner, ready, runner
 
 from paceline.errors import InvalidOption, ModelError
-from paceline.native.packed import Packed
 from paceline.native.program import ALL, Program
 from paceline.networks.base import Network
 from paceline.networks.catalogue import build
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Runner
 from paceline.networks.weights import Trained
-from paceline.runtimes.cpu.matrices import Matrices
+from paceline.runtimes.cpu.matrices import Formats
 from paceline.runtimes.cpu.ops import Sights
 from paceline.runtimes.reference.networks import ReferenceRunner
 
@@ -37,7 +36,7 @@ def quantised(network: Network, seed: int = 0) -> tuple[Runner, Runner]:
     for name, size in lent_shapes(network).items():
         held[name] = rng.normal(len(size) == 1, 0.2, size).astype(np.float32)
     trained = Trained(network, weights, np.arange(1, 40, 2), {})
-    reference = ReferenceRunner(trained, Matrices(Held(held), "int8", Packed(), 2), "int8")
+    reference = ReferenceRunner(trained, Formats(Held(held), "int8"), "int8")
     return cpu_runner(trained, held, "int8", 256), reference
 
 

@@ -171,20 +171,19 @@ _NARROW = {"gate_up", "gate", "up", "down"}
 _HALVES = ("/gate", "/up")
 
 
-class NetworkMatrices:
-    """Packed matrices, and vectors, by the network's names; those that it has not are the target's.
+class NetworkFormats:
+    """Matrices and vectors by a network's names; those that it has not are the target's.
 
     "head" of the target has the rows of the draft vocabulary.
     """
 
-    def __init__(self, trained: Trained, target: Matrices, precision: str, packed: Packed) -> None:
+    def __init__(self, trained: Trained, target: Formats, precision: str) -> None:
         """Bind them; `precision` "fp32" keeps parameters as they are, any other makes int8 or int4.
 
         Raises:
             InvalidOption: the target lacks layers whose weights the network shares.
         """
-        self._trained, self._target, self._packed = trained, target, packed
-        self._known: dict[str, CMatrix] = {}
+        self._trained, self._target = trained, target
         self._exact = precision == "fp32"
         for theirs in trained.network.target_weights():
             if theirs.endswith("norm") and target.vector(theirs) is None:
@@ -192,10 +191,6 @@ class NetworkMatrices:
                     f"network '{trained.network.name}' runs layers of its target that are not "
                     "there: use weights that were trained for this model"
                 )
-
-    @property
-    def previews(self) -> bool:
-        return self._trained.head_preview is not None
 
     def required(self, name: str) -> LogitArray:
         """Return a norm's weights, or another parameter that is no matrix, as float32."""
@@ -247,6 +242,19 @@ class NetworkMatrices:
         whole = self._trained.parameters[name]
         return np.split(whole, 2)[half == "up"] if half else whole
 
+
+class NetworkMatrices(NetworkFormats):
+    """Packed matrices of a network; its errors are those of `NetworkFormats`."""
+
+    def __init__(self, trained: Trained, target: Matrices, precision: str, packed: Packed) -> None:
+        super().__init__(trained, target, precision)
+        self._lent, self._packed = target, packed
+        self._known: dict[str, CMatrix] = {}
+
+    @property
+    def previews(self) -> bool:
+        return self._trained.head_preview is not None
+
     def of(self, names: Sequence[str], *, pair: bool = False) -> list[CMatrix]:
         """Return matrices, packed on first use; as a `pair`, a gate and what it gates."""
         parts = self.parts(names, pair=pair)
@@ -258,8 +266,8 @@ class NetworkMatrices:
     def _pack(self, part: str) -> CMatrix:
         if not self._own(part):
             if part == "head":
-                return self._target.rows(part, self._trained.draft_ids)
-            return self._target(part)
+                return self._lent.rows(part, self._trained.draft_ids)
+            return self._lent(part)
         inputs = self._matrix(part).shape[1]
         if inputs % GROUP:
             raise InvalidOption(

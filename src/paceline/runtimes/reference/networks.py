@@ -1,4 +1,4 @@
-"""Drafter networks in NumPy, sequence by sequence: what other runners draft."""
+"""Drafter networks in NumPy, sequence by sequence: the definition of what other runners draft."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import numpy as np
 from paceline.core.types import LogitArray
 from paceline.models.families.base import heads_of
 from paceline.models.ops import KV, Sight
-from paceline.native.packed import Packed
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.weights import Trained
-from paceline.runtimes.cpu.matrices import Matrices, NetworkMatrices
+from paceline.runtimes.cpu.matrices import Formats, NetworkFormats
 from paceline.runtimes.reference.formats import matrix
 from paceline.runtimes.reference.ops import ReferenceCache, ReferenceOps, Seen
 
@@ -27,16 +26,14 @@ class ReferenceNetworkCache:
     Attributes:
         rows: keys and values of the network's layers.
         tail: last context rows.
-        behind: rows that the first step wrote after the context.
-        branched: rows of branches after those.
+        drafted: rows of drafts behind those of the context.
         lent: the target's cache, where the network reads it; its own without a target.
     """
 
     rows: ReferenceCache
     tail: Tail
-    behind: int = 0
-    branched: int = 0
-    lent: ReferenceCache | None = None
+    lent: ReferenceCache
+    drafted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,56 +41,55 @@ class ReferenceState:
     """State of a branch: the network's, and the places of the rows that its steps wrote."""
 
     value: LogitArray
-    places: tuple[int, ...] = ()
+    places: Sequence[int]
 
 
-class DraftSights:
-    """New context rows of a network, and drafts after the last."""
+class NetworkRows:
+    """New context rows of a network and drafts after the last, or drafts after those of a branch.
+
+    Implements `runtimes.reference.ops.SeenRows`.
+    """
 
     def __init__(
-        self, cache: ReferenceCache, rows: int, lent: ReferenceCache | None = None
+        self,
+        cache: ReferenceCache,
+        lent: ReferenceCache | None = None,
+        rows: int = 0,
+        above: Sequence[int] = (),
+        drafted: int = 0,
     ) -> None:
-        self.cache, self.lent = cache, lent
-        self.context = cache.length + rows
-        self._drafted: defaultdict[int | KV, int] = defaultdict(int)
+        """Bind caches, and so many new context rows.
+
+        Drafts see the context and the rows at places `above`, and are stored behind `drafted` rows.
+        """
+        self.cache, self.lent, self.context = cache, lent, cache.length + rows
+        self._above, self._end = above, self.context + drafted - len(above)
+        self._paths: defaultdict[int | KV, list[int]] = defaultdict(lambda: [*above])
+
+    @property
+    def places(self) -> Sequence[int]:
+        """Places of the drafted rows, those above first."""
+        return max(self._paths.values(), key=len, default=self._above)
 
     @property
     def drafted(self) -> int:
-        return max(self._drafted.values(), default=0)
+        """Rows drafted here."""
+        return len(self.places) - len(self._above)
 
     def see(self, kv: int | KV, rows: int, sees: Sight) -> Seen:
-        begin = self.context - rows if isinstance(kv, KV) else self.cache.length
-        if sees in ("draft", "block"):
-            begin = self.context + self._drafted[kv]
-            self._drafted[kv] += rows
-        if isinstance(kv, KV):
-            mask = np.ones((rows, self.context), np.bool_)
-            return Seen(np.arange(begin, begin + rows), begin, mask)
-        mask = np.tri(rows, begin + rows, begin, dtype=np.bool_)
-        mask[:, begin:] |= sees == "block"
-        return Seen(np.arange(begin, begin + rows), begin, mask)
-
-
-class StepSights:
-    """Rows of one step of a branch: they see the context, `above` and themselves."""
-
-    def __init__(
-        self, cache: ReferenceNetworkCache, context: int, above: Sequence[int], end: int
-    ) -> None:
-        """Bind places in the cache; the new rows begin at `end`."""
-        self.cache, self.lent, self.context = cache.rows, cache.lent, context
-        self._above, self._end = list(above), end
-
-    def see(self, kv: int | KV, rows: int, sees: Sight) -> Seen:
-        begin, first = self._end, self.context + len(self._above)
-        if isinstance(kv, KV):
-            mask = np.ones((rows, self.context), np.bool_)
-            return Seen(np.arange(first, first + rows), begin, mask)
-        mask = np.tri(rows, begin + rows, begin, dtype=np.bool_)
-        mask[:, begin:] |= sees == "block"
-        mask[:, self.context : begin] = False
-        mask[:, self._above] = True
-        return Seen(np.arange(first, first + rows), begin, mask)
+        path, drafts = self._paths[kv], sees in ("draft", "block")
+        begin = self._end + len(path) if drafts else self.context - rows
+        place = self.context + len(path) if drafts else begin
+        mask = np.ones((rows, self.context), np.bool_)
+        if not isinstance(kv, KV):
+            mask = np.tri(rows, begin + rows, begin, dtype=np.bool_)
+            mask[:, begin:] |= sees == "block"
+            if drafts:
+                mask[:, self.context : begin] = False
+                mask[:, path] = True
+        if drafts:
+            path += range(begin, begin + rows)
+        return Seen(np.arange(place, place + rows), begin, mask)
 
 
 class ReferenceRunner:
@@ -101,10 +97,10 @@ class ReferenceRunner:
 
     ops = ReferenceOps
 
-    def __init__(self, trained: Trained, target: Matrices, precision: str) -> None:
-        """Bind weights; arguments and errors are those of `NetworkMatrices`."""
-        self._network, self._ids = trained.network, [*trained.draft_ids.tolist(), -1]
-        self._formats = NetworkMatrices(trained, target, precision, Packed())
+    def __init__(self, trained: Trained, target: Formats, precision: str) -> None:
+        """Bind weights; arguments and errors are those of `NetworkFormats`."""
+        self._network, self._ids = trained.network, np.array([*trained.draft_ids, -1])
+        self._formats = NetworkFormats(trained, target, precision)
         self._matrix = cache(lambda part: matrix(*self._formats.blocks(part)))
         self._dtype = np.float32 if precision == "fp32" else np.float16
 
@@ -113,8 +109,10 @@ class ReferenceRunner:
         return self._network.depth
 
     def open(self) -> ReferenceNetworkCache:
-        rows, tail = self._rows(self._network.layers), Tail(self._network)
-        return ReferenceNetworkCache(rows, tail, lent=self._rows(self._network.above))
+        network = self._network
+        return ReferenceNetworkCache(
+            self._rows(network.layers), Tail(network), self._rows(network.above)
+        )
 
     def _rows(self, layers: int) -> ReferenceCache:
         shape = self._network.config
@@ -125,19 +123,11 @@ class ReferenceRunner:
         cache.rows.data, cache.rows.length = cache.rows.data[:, :, :0].copy(), 0
 
     def draft(self, context_update: Sequence[ContextUpdate], depth: int) -> list[Chain]:
-        found = [self._chain(each, depth) for each in context_update]
-        return [chain for each in found for chain in each]
+        roots = self.start(context_update)
+        return [self._chain(root, depth) for root in roots] if depth else []
 
     def start(self, context_update: Sequence[ContextUpdate]) -> list[Branch]:
-        out = []
-        for each in context_update:
-            ops, state = self._start(each)
-            cache: ReferenceNetworkCache = each.cache
-            begin = cache.rows.length
-            places = tuple(range(begin, begin + cache.behind))
-            logits = self._network.logits(ops, state, 0)
-            out.append(Branch(cache, None, (), ReferenceState(state, places), logits))
-        return out
+        return [self._start(each) for each in context_update]
 
     def advance(self, asked: Sequence[tuple[Branch, Sequence[int]]]) -> list[Branch]:
         return [self._advance(*each) for each in asked]
@@ -146,62 +136,51 @@ class ReferenceRunner:
         state: ReferenceState = branch.state
         return state.value
 
-    def _ops(self, sights: DraftSights | StepSights) -> ReferenceOps:
-        return self.ops(self._formats, self._matrix, self._network.config.norm_eps, sights)
+    def _chain(self, root: Branch, depth: int) -> Chain:
+        path = [root]
+        while len(path) * self._network.width < depth:
+            path += self.advance([(path[-1], self._ids[path[-1].logits.argmax(-1)].tolist())])
+        logits = np.concatenate([branch.logits for branch in path])
+        best = np.argsort(-logits, axis=-1, kind="stable")[:, :2]
+        chances = np.exp(logits - logits.max(-1, keepdims=True))
+        chances /= chances.sum(-1, keepdims=True)
+        sure = np.take_along_axis(chances, best, axis=-1)
+        [chain] = chains(self._ids[best][None], sure[None], depth)
+        return chain
 
-    def _start(self, update: ContextUpdate) -> tuple[ReferenceOps, LogitArray]:
+    def _start(self, update: ContextUpdate) -> Branch:
         cache: ReferenceNetworkCache = update.cache
         read, again = cache.tail.again(update)
         cache.rows.length -= again
         if update.target is not None:
             cache.lent = update.target
         elif self._network.reads_target:
-            self._lend(cache, read.features)
-        sights = DraftSights(cache.rows, len(read.tokens), cache.lent)
-        ops = self._ops(sights)
-        state: LogitArray = self._network.start(ops, read.features, np.array(read.tokens))
-        cache.rows.length = sights.context
-        cache.behind, cache.branched = sights.drafted, 0
+            self._lend(cache.lent, read.features)
+        rows = NetworkRows(cache.rows, cache.lent, len(read.tokens))
+        ops = self._ops(rows)
+        value: LogitArray = self._network.start(ops, read.features, np.array(read.tokens))
+        cache.rows.length, cache.drafted = rows.context, rows.drafted
         cache.tail.extend(read)
-        return ops, state
+        logits = self._network.logits(ops, value, 0)
+        return Branch(cache, None, (), ReferenceState(value, rows.places), logits)
 
-    def _lend(self, cache: ReferenceNetworkCache, features: LogitArray) -> None:
+    def _lend(self, lent: ReferenceCache, features: LogitArray) -> None:
         # Computes the target's keys and values of new rows.
-        network, lent = self._network, cache.lent
-        assert lent is not None
-        sights = DraftSights(lent, len(features))
-        ops = self._ops(sights)
-        rows, heads = network.target_rows(ops, features), heads_of(network.config, 0)
-        ops.attend(len(lent.data) - 1, rows, heads)
-        lent.length = sights.context
-
-    def _chain(self, update: ContextUpdate, depth: int) -> list[Chain]:
-        network = self._network
-        ops, state = self._start(update)
-        picked: list[list[int]] = []
-        sure: list[list[float]] = []
-        for step in range(-(-depth // network.width)):
-            if step:
-                drafted = [first for first, _ in picked[-network.width :]]
-                state = network.advance(ops, state, np.array(drafted), step)
-            logits = network.logits(ops, state, step)
-            best = np.argsort(-logits, axis=-1, kind="stable")[:, :2]
-            chances = np.exp(logits - logits.max(-1, keepdims=True))
-            chances /= chances.sum(-1, keepdims=True)
-            picked += [[self._ids[each] for each in row] for row in best.tolist()]
-            sure += np.take_along_axis(chances, best, axis=-1).tolist()
-        return chains(np.array([picked]), np.array([sure]), depth) if picked else []
+        network, rows = self._network, NetworkRows(lent, rows=len(features))
+        ops = self._ops(rows)
+        made = network.target_rows(ops, features)
+        ops.attend(len(lent.data) - 1, made, heads_of(network.config, 0))
+        lent.length = rows.context
 
     def _advance(self, branch: Branch, tokens: Sequence[int]) -> Branch:
         cache: ReferenceNetworkCache = branch.cache
         state: ReferenceState = branch.state
-        end = cache.rows.length + cache.behind + cache.branched
-        sights = StepSights(cache, cache.rows.length, state.places, end)
-        ops = self._ops(sights)
+        rows = NetworkRows(cache.rows, cache.lent, 0, state.places, cache.drafted)
+        ops = self._ops(rows)
         value = self._network.advance(ops, state.value, np.array(tokens), 1)
-        places = state.places
-        if self._network.layers:
-            cache.branched += len(tokens)
-            places = (*places, *range(end, end + len(tokens)))
+        cache.drafted += rows.drafted
         logits = self._network.logits(ops, value, 1)
-        return Branch(cache, branch, tokens, ReferenceState(value, places), logits)
+        return Branch(cache, branch, tokens, ReferenceState(value, rows.places), logits)
+
+    def _ops(self, rows: NetworkRows) -> ReferenceOps:
+        return self.ops(self._formats, self._matrix, self._network.config.norm_eps, rows)

@@ -25,7 +25,7 @@ from paceline.models.ops import (
     Rows,
     Sight,
 )
-from paceline.runtimes.cpu.matrices import Formats, NetworkMatrices
+from paceline.runtimes.cpu.matrices import Formats, NetworkFormats
 from paceline.runtimes.reference.arithmetic import (
     CHUNK,
     active,
@@ -116,7 +116,7 @@ class ReferenceOps:
 
     def __init__(
         self,
-        formats: Formats | NetworkMatrices,
+        formats: Formats | NetworkFormats,
         matrix: Callable[[str], Matrix],
         eps: float,
         sights: SeenRows,

@@ -25,13 +25,15 @@ from paceline.core.target import (
 from paceline.core.types import Capabilities, LogitArray
 from paceline.errors import InvalidOption
 from paceline.models import families
-from paceline.models.config import ModelConfig, feature_layers
+from paceline.models.config import ModelConfig, feature_layers, feature_places, features_with
 from paceline.models.families import base
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
+from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Formats, check_precision
 from paceline.runtimes.cpu.target import check_kv_precision
 from paceline.runtimes.reference.formats import matrix
+from paceline.runtimes.reference.networks import ReferenceRunner
 from paceline.runtimes.reference.ops import AskedRows, ReferenceCache, ReferenceOps
 
 _CHUNK = 128  # tokens per prefill pass: bounds memory
@@ -57,6 +59,7 @@ class ReferenceTarget(Runtime):
         check_kv_precision(kv_precision)
         self.config = config
         self._formats = Formats(weights, precision)
+        self._boundaries: tuple[int, ...] = ()
         self._matrix = cache(lambda name: matrix(*self._formats.blocks(name)))
         self.capabilities = Capabilities(
             runtime="reference",
@@ -67,6 +70,7 @@ class ReferenceTarget(Runtime):
             hidden_size=config.hidden_size,
             hidden_states=True,
             bit_exact=True,
+            networks=True,
             feature_layers=feature_layers(config.layers),
             kv_precision=kv_precision,
             blocks=not config.recurrent,
@@ -85,6 +89,15 @@ class ReferenceTarget(Runtime):
         precision = options.precision or ("file" if source.path.is_file() else "int8")
         return cls(config, source.weights(), precision, options.kv_precision)
 
+    def run_network(self, trained: Trained) -> ReferenceRunner:
+        """Return a runner of a drafter network, in fp32 if the target is, else int8."""
+        return ReferenceRunner(trained, self._formats, self.capabilities.precision)
+
+    def read_boundaries(self, boundaries: Sequence[int]) -> list[int]:
+        layers = self.config.layers
+        self._boundaries = features_with(layers, self._boundaries, boundaries)
+        return feature_places(layers, self._boundaries, boundaries)
+
     def warm_up(self) -> None: ...
 
     def open(self) -> ReferenceCache:
@@ -95,8 +108,8 @@ class ReferenceTarget(Runtime):
     def prefill(
         self, cache: ReferenceCache, tokens: Sequence[int], features: bool = False
     ) -> LogitArray | None:
-        width = (len(self.capabilities.feature_layers) + 1) * self.config.hidden_size
-        seen = [np.zeros((0, width), np.float32)]
+        parts = len(self.capabilities.feature_layers) + 1 + len(self._boundaries)
+        seen = [np.zeros((0, parts * self.config.hidden_size), np.float32)]
         for start in range(0, len(tokens), _CHUNK):
             rows = Rows.draft(
                 cache, tokens[start : start + _CHUNK], wanted=NO_LOGITS, features=features
@@ -123,7 +136,14 @@ class ReferenceTarget(Runtime):
             x = rows.inputs
             x = base.embed(ops, config, np.array(rows.tokens)) if x is None else x
             x = base.forward(
-                ops, config, halves, x, layers=layers, features=features, states=states
+                ops,
+                config,
+                halves,
+                x,
+                layers=layers,
+                features=features,
+                states=states,
+                boundaries=self._boundaries,
             )
             hidden = x[rows.wanted_rows]
             logits = base.head(ops, config, hidden)
