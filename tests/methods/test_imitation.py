@@ -119,7 +119,7 @@ def likeness(module: DraftModule) -> float:
     features, tokens = text()
     with torch.no_grad():
         foretold = module.draft(features, tokens).features[0][:, :-1]
-    true = features[:, 1:, -SHAPE.width :]
+    true = features[:, 1:, -SHAPE.hidden_size :]
     return float(torch.cosine_similarity(foretold, true, dim=-1).mean())
 
 

@@ -33,11 +33,13 @@ from paceline.methods.networks.kangaroo import Kangaroo
 from paceline.methods.networks.s2d import S2D
 from paceline.networks.base import Network, describe, drafter_config
 from paceline.networks.catalogue import build, find, names
-from paceline.networks.runner import Chain
+from paceline.networks.runner import Chain, ContextUpdate
 from paceline.networks.weights import Trained, load_network, save_network
 from paceline.policy.acceptance import PlattScaling
 from paceline.policy.controller import Fixed
 from paceline.registry import table as registry
+from paceline.runtimes.cpu.target import CpuTarget
+from paceline.runtimes.reference.target import ReferenceTarget
 from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Coupled
 
@@ -192,6 +194,48 @@ def test_compressed_layers_are_borrowed_as_they_are(precision: str) -> None:
         assert [each.tokens for each in found] == expected
     drafted = sum(each.stats.drafted_tokens for each in found)
     assert sum(each.stats.accepted_tokens for each in found) > 0.7 * drafted
+
+
+def int8_targets() -> tuple[Any, Any]:
+    """The reference, and the kernels."""
+    weights = tiny_cpu.weights(CONFIG)
+    return ReferenceTarget(CONFIG, weights, "int8"), CpuTarget(
+        CONFIG, weights, "int8", kv_tokens=2048
+    )
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_the_reference_drafts_what_the_kernels_draft(name: str) -> None:
+    """To the last bit: a tree, and the tokens of a chain; a lent cache is the target's own."""
+    trained, text = random_weights(small(name)), [5, 9, 60, 9, 3, 22, 41, 7]
+    logits, drafted = [], []
+    for target in int8_targets():
+        runner, cache = target.run_network(trained), target.open()
+        features, behind = target.prefill(cache, text, True), [*text[1:], 11]
+        if not trained.network.reads_features:
+            behind = [*text, 11]
+            features = np.zeros((len(behind), 0), np.float32)
+        updates = [ContextUpdate(runner.open(), features, behind, cache) for _ in range(2)]
+        tree = runner.start(updates[:1])
+        if trained.network.steps > 1:
+            tree += runner.advance([(tree[0], [4] * trained.network.width)])
+        logits.append(np.concatenate([branch.logits for branch in tree]))
+        [chain] = runner.draft(updates[1:], runner.depth)
+        drafted.append((chain.tokens, chain.runner_ups))
+    np.testing.assert_array_equal(*logits)
+    assert drafted[0] == drafted[1]
+
+
+def test_texts_of_the_reference_are_those_of_the_kernels(tmp_path: Path) -> None:
+    """Draft by draft."""
+    path, found = saved(tmp_path / "weights", random_weights(small("eagle3"))), []
+    for target in int8_targets():
+        drafter = DRAFTERS["eagle3"].create(context(target, weights=str(path), stop="0"))
+        ended = generate(target, drafter, replace(GREEDY, max_new_tokens=6))
+        counts = [(each.stats.drafted_tokens, each.stats.accepted_tokens) for each in ended]
+        found.append(([each.tokens for each in ended], counts))
+    assert found[0] == found[1]
+    assert all(drafted > 0 for drafted, _ in found[0][1])
 
 
 def test_the_first_token_matters_to_that() -> None:
@@ -419,7 +463,7 @@ def test_tampered_geometries_are_refused(weights: Path, field: str) -> None:
 
 def test_tampered_numbers_are_refused(weights: Path) -> None:
     trained = load_network(weights)
-    broken = {**trained.parameters, "norm": np.full(SHAPE.width, np.nan, np.float32)}
+    broken = {**trained.parameters, "norm": np.full(SHAPE.hidden_size, np.nan, np.float32)}
     refused_after = replace(trained, parameters=broken)
     refused("hydra", "impossible numbers", weights=str(saved(weights, refused_after)))
     beyond = replace(trained, draft_ids=np.array([1, CONFIG.vocab_size]))
