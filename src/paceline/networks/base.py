@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from inspect import Parameter, signature
 from typing import Any, ClassVar, Literal
 
 from paceline.core.options import require
@@ -15,6 +16,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 # Limit on steps and on tokens per step, since weight files may come from anywhere.
 _MOST = 64
+
+_OPTION = Parameter.KEYWORD_ONLY
 
 # Weights of a target's layer, by the names of families.
 _LAYER = ("attention_norm", *"qkvo", "ffn_norm", "gate", "up", "down")
@@ -109,7 +112,9 @@ class Network(ABC):
         return 4 * self.config.hidden_size if self.reads_features else 0
 
     def settings(self) -> dict[str, Any]:
-        return {"steps": self.steps}
+        """Return the options of the constructor, which are attributes of the same names."""
+        options = signature(type(self)).parameters.values()
+        return {each.name: getattr(self, each.name) for each in options if each.kind is _OPTION}
 
     @abstractmethod
     def shapes(self) -> Shapes:

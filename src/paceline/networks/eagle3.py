@@ -6,7 +6,7 @@ After the root, the layer's own output replaces the features. Trained on its own
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paceline.models.config import ModelConfig
 from paceline.models.ops import Ops, Rows, Sight
@@ -23,9 +23,6 @@ class Eagle3(Network):
     def __init__(self, config: ModelConfig, *, steps: int = 5, ffn_size: int = 0) -> None:
         super().__init__(config, steps=steps)
         self.ffn_size = ffn_size or config.ffn_size
-
-    def settings(self) -> dict[str, Any]:
-        return {"steps": self.steps, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
         width = self.config.hidden_size

@@ -8,7 +8,7 @@ Drafting halts behind a doubtful token, and verification goes on from the shallo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -34,9 +34,6 @@ class Imitation(Kangaroo):
         """Size the network; `ffn_size` 0 takes the target's."""
         super().__init__(config, steps=steps, exit=exit)
         self.ffn_size = ffn_size or config.ffn_size
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
         width = self.config.hidden_size

@@ -6,7 +6,7 @@ the root's state), which attend causally to one another and to the keys of the f
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import ModelConfig
@@ -24,9 +24,6 @@ class BlockParallel(Network):
     def __init__(self, config: ModelConfig, *, width: int = 4, ffn_size: int = 0) -> None:
         super().__init__(config, steps=1, width=width)
         self.ffn_size = ffn_size or config.ffn_size
-
-    def settings(self) -> dict[str, Any]:
-        return {"width": self.width, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
         return slot_shapes(self.config, self.width, self.ffn_size)

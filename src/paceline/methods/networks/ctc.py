@@ -64,9 +64,6 @@ class CTC(Network):
         self.tokens = tokens
         self.ffn_size = ffn_size or config.ffn_size
 
-    def settings(self) -> dict[str, Any]:
-        return {"width": self.width, "tokens": self.tokens, "ffn_size": self.ffn_size}
-
     def shapes(self) -> Shapes:
         shapes = slot_shapes(self.config, self.width, self.ffn_size)
         return {**shapes, "blank": (1, self.config.hidden_size)}

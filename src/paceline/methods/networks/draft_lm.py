@@ -6,7 +6,7 @@ cross-entropy on text, then a divergence on text of the target.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paceline.core.options import require
 from paceline.core.types import Needs
@@ -31,9 +31,6 @@ class DraftLM(Network):
         self.layers = layers  # type: ignore[misc]
         self.ffn_size = ffn_size or config.ffn_size
         self._names = stack_names("layer", layers)
-
-    def settings(self) -> dict[str, Any]:
-        return {"steps": self.steps, "layers": self.layers, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
         layers = stack_shapes("layer", self.config, self.layers, self.ffn_size)

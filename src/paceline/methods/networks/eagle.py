@@ -7,7 +7,7 @@ small targets, few axes of a hidden state outweigh all others.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import ModelConfig
@@ -25,9 +25,6 @@ class Eagle(Network):
     def __init__(self, config: ModelConfig, *, steps: int = 5, ffn_size: int = 0) -> None:
         super().__init__(config, steps=steps)
         self.ffn_size = ffn_size or config.ffn_size
-
-    def settings(self) -> dict[str, Any]:
-        return {"steps": self.steps, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
         width = self.config.hidden_size

@@ -48,10 +48,6 @@ class Falcon(Network):
         self.ffn_size = ffn_size or config.ffn_size
         self.glancing = glancing
 
-    def settings(self) -> dict[str, Any]:
-        sizes = {"steps": self.steps, "width": self.width, "ffn_size": self.ffn_size}
-        return {**sizes, "glancing": self.glancing}
-
     def shapes(self) -> Shapes:
         width = self.config.hidden_size
         return {

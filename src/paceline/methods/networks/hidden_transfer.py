@@ -7,7 +7,7 @@ first. `methods/layers/hidden_transfer.py` lets them ride in the verifying forwa
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paceline.core.options import require
 from paceline.models.config import ModelConfig
@@ -38,9 +38,6 @@ class HiddenTransfer(Network):
     def enters(self) -> list[int]:
         """By pseudo state, how many of the last layers it is spared."""
         return [each * self.entries // self.width for each in range(self.width)]
-
-    def settings(self) -> dict[str, Any]:
-        return {"width": self.width, "entries": self.entries}
 
     def shapes(self) -> Shapes:
         # The maps start as zero: every pseudo state starts as a copy of the token's own.

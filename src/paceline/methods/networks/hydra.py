@@ -6,7 +6,7 @@ on the last drafted token. All depths share weights, so drafts may exceed the tr
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import ModelConfig
@@ -37,14 +37,6 @@ class Hydra(Network):
         self.layers = 1 if prefix else 0  # type: ignore[misc]
         self.hidden = hidden or config.hidden_size
         self.ffn_size = ffn_size or config.ffn_size
-
-    def settings(self) -> dict[str, Any]:
-        return {
-            "steps": self.steps,
-            "prefix": self.prefix,
-            "hidden": self.hidden,
-            "ffn_size": self.ffn_size,
-        }
 
     def shapes(self) -> Shapes:
         width = self.config.hidden_size

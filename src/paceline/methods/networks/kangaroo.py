@@ -7,7 +7,7 @@ stays bit-exact.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paceline.core.options import require
 from paceline.core.types import Needs
@@ -30,9 +30,6 @@ class Kangaroo(Network):
         require(exit >= 1, "exit", exit, "1 or more")
         self.exit = exit
         self.layers = exit + 1  # type: ignore[misc]
-
-    def settings(self) -> dict[str, Any]:
-        return {"steps": self.steps, "exit": self.exit}
 
     def shapes(self) -> Shapes:
         width = self.config.hidden_size

@@ -44,14 +44,16 @@ class LongSpec(Eagle3):
     ) -> None:
         require(reach >= 1, "reach", reach, "1 or more")
         super().__init__(replace(config, windows=(reach,)), steps=steps, ffn_size=ffn_size)
-        self.reads_target = cross
+        self.cross = self.reads_target = cross
         if cross:
             self.farthest = farthest
             self.above = layers_above(config, "cross")
 
     def settings(self) -> dict[str, Any]:
-        told = {**super().settings(), "reach": self.reach, "cross": self.reads_target}
-        return {**told, "farthest": self.farthest} if self.reads_target else told
+        told = super().settings()
+        if not self.cross:
+            del told["farthest"]
+        return told
 
     def shapes(self) -> Shapes:
         shape, out = self.config, super().shapes()

@@ -5,7 +5,7 @@ All heads share the target's LM head.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import ModelConfig
@@ -21,9 +21,6 @@ class Medusa(Network):
 
     def __init__(self, config: ModelConfig, *, width: int = 4) -> None:
         super().__init__(config, steps=1, width=width)
-
-    def settings(self) -> dict[str, Any]:
-        return {"width": self.width}
 
     def shapes(self) -> Shapes:
         # Starts as zero: every head starts as the target's own prediction.

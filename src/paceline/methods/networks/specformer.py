@@ -7,7 +7,7 @@ tokens, not even the root.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import ModelConfig
@@ -30,9 +30,6 @@ class SpecFormer(Network):
         super().__init__(config, steps=1, width=width)
         self.hook_width = hook_width or config.hidden_size // 2
         self.ffn_size = ffn_size or config.ffn_size
-
-    def settings(self) -> dict[str, Any]:
-        return {"width": self.width, "hook_width": self.hook_width, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
         width = self.config.hidden_size
