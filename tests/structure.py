@@ -55,9 +55,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 64_389,
-    "lines of methods": 11_445,
-    "modules": 406,
+    "lines": 64_604,
+    "lines of methods": 11407,
+    "modules": 407,
     "docstrings": 0.14,
     "loose": 6,
 }

@@ -11,10 +11,10 @@ import pytest
 from tests.drafters.network.test_trained import (
     CONFIG,
     DRAFTERS,
-    GEOMETRY,
     GREEDY,
     PROMPTS,
     SAMPLED,
+    SHAPE,
     TARGETS,
     context,
     copies,
@@ -84,7 +84,7 @@ def test_texts_with_trees_are_those_of_plain_decoding(
     name: str, runtime: str, tmp_path: Path
 ) -> None:
     target = TARGETS[runtime]()
-    path = saved(tmp_path / "weights", random_weights(build(name, GEOMETRY, {})))
+    path = saved(tmp_path / "weights", random_weights(build(name, SHAPE, {})))
     for params, growth in ((GREEDY, "expand-rerank-3"), (SAMPLED, "shared-noise-2.1")):
         drafter = DRAFTERS[name].create(context(target, weights=str(path), growth=growth))
         found = generate(target, drafter, params)

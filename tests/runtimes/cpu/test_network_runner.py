@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.networks import runners
-from tests.networks.cases import GEOMETRY, NETWORKS, module
+from tests.networks.cases import NETWORKS, TINY, module
 
 from paceline.errors import OutOfMemory
 from paceline.networks.runner import ContextUpdate
@@ -25,7 +25,7 @@ def parts(name: str) -> Any:
 
 def test_a_shallower_draft_is_the_head_of_the_deepest() -> None:
     runner = parts("hydra")
-    features = np.ones((3, 4 * GEOMETRY.width), dtype=np.float32)
+    features = np.ones((3, 4 * TINY.hidden_size), dtype=np.float32)
     whole = runner.draft([ContextUpdate(runner.open(), features, [1, 2, 3])], 4)[0]
     for depth in (1, 2, 3):
         chain = runner.draft([ContextUpdate(runner.open(), features, [1, 2, 3])], depth)[0]
@@ -33,7 +33,7 @@ def test_a_shallower_draft_is_the_head_of_the_deepest() -> None:
 
 
 def test_long_contexts_are_taken_in_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    features = np.random.default_rng(3).standard_normal((60, 4 * GEOMETRY.width))
+    features = np.random.default_rng(3).standard_normal((60, 4 * TINY.hidden_size))
     grown = features.astype(np.float32), [*range(12)] * 5
     for name in ("chimera", "eagle3"):
         runner = parts(name)
@@ -47,7 +47,7 @@ def test_long_contexts_are_taken_in_in_chunks(monkeypatch: pytest.MonkeyPatch) -
 
 def test_released_memory_is_used_again_and_a_full_cache_is_said() -> None:
     runner = parts("eagle3")
-    features = np.ones((300, 4 * GEOMETRY.width), dtype=np.float32)
+    features = np.ones((300, 4 * TINY.hidden_size), dtype=np.float32)
     for _ in range(8):
         cache = runner.open()
         runner.draft([ContextUpdate(cache, features[:100], [1] * 100)], 1)
@@ -60,7 +60,7 @@ def test_released_memory_is_used_again_and_a_full_cache_is_said() -> None:
 def test_branches_give_their_blocks_back_with_the_next_draft() -> None:
     """Also after a step that found no room, and with the sequence."""
     runner = parts("eagle3")
-    features = np.ones((40, 4 * GEOMETRY.width), dtype=np.float32)
+    features = np.ones((40, 4 * TINY.hidden_size), dtype=np.float32)
     cache = runner.open()
     free = cache.paged.pool.free
     [root] = runner.start([ContextUpdate(cache, features, [1] * 40)])
