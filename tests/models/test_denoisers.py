@@ -21,9 +21,9 @@ from tokenizers import pre_tokenizers
 from paceline.core.target import Rows
 from paceline.core.types import CanvasTraits
 from paceline.errors import InvalidOption, ModelError
+from paceline.models.safetensors import SafetensorsFiles
 from paceline.models.source import DirectorySource, resolve
 from paceline.models.tokenizer import tokenizer_from_directory
-from paceline.models.weights import SafetensorsFiles
 from paceline.registry.loading import load_model
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.reference.target import ReferenceTarget

@@ -14,7 +14,8 @@ from safetensors.numpy import save_file
 from tests.helpers.tiny_model import random_tensors, save_directory, tiny_config
 
 from paceline.errors import ModelError
-from paceline.models.weights import SafetensorsFiles, canonical_name, safetensors_weights
+from paceline.models.safetensors import SafetensorsFiles
+from paceline.models.weights import canonical_name, safetensors_weights
 
 VALUES = np.array([[1.0, -2.5], [0.0, 3.140625]], dtype=np.float32)  # exact in bfloat16
 

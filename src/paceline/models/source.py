@@ -21,6 +21,7 @@ from paceline.models.generation import gguf_sampling, hf_sampling
 from paceline.models.gguf import GGUFFile, parts_of
 from paceline.models.hub import from_hub
 from paceline.models.pull import DEFAULT_MODEL, pull
+from paceline.models.safetensors import SafetensorsFiles
 from paceline.models.text import Tokenizer
 from paceline.models.tokenizer import (
     mask_token_id,
@@ -28,13 +29,7 @@ from paceline.models.tokenizer import (
     tokenizer_from_directory,
     tokenizer_from_gguf,
 )
-from paceline.models.weights import (
-    SafetensorsFiles,
-    Stored,
-    Weights,
-    gguf_weights,
-    safetensors_weights,
-)
+from paceline.models.weights import Stored, Weights, gguf_weights, safetensors_weights
 from paceline.weights import weight_files
 
 # Denoisers that ship with the package, those that draft for a model, and mixtures of experts.

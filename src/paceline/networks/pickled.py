@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from paceline.core.types import LogitArray
 from paceline.errors import ModelError
-from paceline.models.weights import to_float32
+from paceline.models.safetensors import to_float32
 
 # Storage classes of torch, and what safetensors calls their numbers.
 _DTYPES = {

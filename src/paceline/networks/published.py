@@ -27,9 +27,10 @@ from paceline.models.families.base import GGUF_PARTS, HF_PARTS, LayerNames
 from paceline.models.gguf import GGUFFile, dequantize
 from paceline.models.hub import from_hub
 from paceline.models.ops import Ops, Rows, Sight
+from paceline.models.safetensors import SafetensorsFiles
 from paceline.models.source import unknown_model
 from paceline.models.tokenizer import read_json
-from paceline.models.weights import SafetensorsFiles, Weights
+from paceline.models.weights import Weights
 from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import before, decoder_layer
 from paceline.networks.pickled import PickledTensors
