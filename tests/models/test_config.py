@@ -118,7 +118,6 @@ def test_end_ids_come_from_the_first_config_that_has_any() -> None:
         ({"hidden_act": "gelu"}, "gelu"),
         ({"partial_rotary_factor": 0.1}, "over 1 numbers of 16"),
         ({"final_logit_softcapping": 30.0}, "capped"),
-        ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"num_key_value_heads": 3}, "heads"),
     ],
 )

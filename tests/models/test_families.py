@@ -433,7 +433,6 @@ def test_unknown_families_are_named_with_those_that_run() -> None:
     [
         ({"hidden_act": "relu"}, "activation 'relu'"),
         ({"mlp_bias": True}, "bias in the feed-forward"),
-        ({"quantization_config": {}} | {"quantization_config": {"bits": 4}}, "another library"),
         ({"rope_scaling": {"rope_type": "proportional", "factor": 2.0}}, "type 'proportional'"),
         ({"final_logit_softcapping": 30.0}, "capped"),
         ({"hidden_size": "wide"}, "complete llama model"),

@@ -64,8 +64,8 @@ def test_matrices_are_views_of_the_file(tmp_path: Path) -> None:
         if values.ndim == 2:
             stored = weights.stored(mine)
             assert (stored.kind, stored.shape, stored.order) == ("F32", values.shape, None)
-            assert stored.blocks.tobytes() == values.tobytes()
-            assert not stored.blocks.flags.writeable
+            assert stored.blocks[:].tobytes() == values.tobytes()
+            assert not stored.blocks[:].flags.writeable
         else:
             with pytest.raises(ModelError, match="1 dimensions"):
                 weights.stored(mine)

@@ -336,8 +336,6 @@ def _refuse_hf_extras(config: Mapping[str, Any]) -> None:
     activation = config.get("hidden_activation") or config.get("hidden_act", "silu")
     if activation not in ("silu", "gelu_pytorch_tanh"):
         raise _unsupported(f"the activation {activation!r}")
-    if config.get("quantization_config"):
-        raise _unsupported("checkpoints quantised for another library")
     if config.get("final_logit_softcapping") or config.get("attn_logit_softcapping"):
         raise _unsupported("capped scores or logits")
     if config.get("use_bidirectional_attention") or config.get("is_causal") is False:

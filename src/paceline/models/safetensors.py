@@ -52,6 +52,10 @@ class SafetensorsFiles:
     def __contains__(self, name: object) -> bool:
         return name in self._places
 
+    def kind(self, name: str) -> str:
+        """Return the type of a tensor, such as "BF16"."""
+        return str(self._places[name][2]["dtype"])
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._places[name][2]["shape"])
 
@@ -59,7 +63,7 @@ class SafetensorsFiles:
         path, _, entry = self._places[name]
         try:
             values = to_float32(self._raw(name), entry["dtype"]).reshape(entry["shape"])
-            return np.ascontiguousarray(values[rows])
+            return np.ascontiguousarray(np.atleast_1d(values)[rows])
         except ValueError as error:
             raise self._damaged(name) from error
         except KeyError as error:

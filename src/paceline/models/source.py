@@ -21,6 +21,7 @@ from paceline.models.generation import gguf_sampling, hf_sampling
 from paceline.models.gguf import GGUFFile, parts_of
 from paceline.models.hub import from_hub
 from paceline.models.pull import DEFAULT_MODEL, pull
+from paceline.models.quantised import QuantisedFiles, check_quantization, quantization_of
 from paceline.models.safetensors import SafetensorsFiles
 from paceline.models.text import Tokenizer
 from paceline.models.tokenizer import (
@@ -29,7 +30,13 @@ from paceline.models.tokenizer import (
     tokenizer_from_directory,
     tokenizer_from_gguf,
 )
-from paceline.models.weights import Stored, Weights, gguf_weights, safetensors_weights
+from paceline.models.weights import (
+    Stored,
+    Weights,
+    gguf_weights,
+    open_files,
+    safetensors_weights,
+)
 from paceline.weights import weight_files
 
 # Denoisers that ship with the package, those that draft for a model, and mixtures of experts.
@@ -69,6 +76,11 @@ class ModelSource(Protocol):
     @property
     def sampling(self) -> dict[str, float]:
         """Defaults of `SamplingParams` that the model's files ask for, by field."""
+        ...
+
+    @property
+    def precision(self) -> str:
+        """Default of `--precision`."""
         ...
 
     def weights(self) -> Weights: ...
@@ -126,6 +138,7 @@ class GGUFSource:
         self.path = self._file.path
         self.name = name or re.sub(r"-00001-of-\d{5}$", "", self.path.stem)
         self.denoiser = bool(facts)
+        self.precision = "file"
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -177,6 +190,7 @@ class DirectorySource:
 
     @cached_property
     def config(self) -> ModelConfig:
+        check_quantization(self.path, quantization_of(self._json))
         config = hf_config(self._json, self._eos_token_ids)
         found = denoises(config, self._json, self._facts, lambda: mask_token_id(self.path))
         return replace(config, denoises=found, pooling=_pooling(self.path))
@@ -195,8 +209,18 @@ class DirectorySource:
         """Defaults of `SamplingParams` that the model asks for."""
         return hf_sampling(read_json(self.path / "generation_config.json"))
 
+    @cached_property
+    def precision(self) -> str:
+        """As the files say, if they are quantised and all matrices run so, else int8."""
+        files = self._files
+        return "file" if isinstance(files, QuantisedFiles) and files.exact else "int8"
+
+    @cached_property
+    def _files(self) -> SafetensorsFiles | QuantisedFiles:
+        return open_files(self.path, quantization_of(self._json))
+
     def weights(self) -> Weights:
-        own = safetensors_weights(self.path, self.config)
+        own = safetensors_weights(self.path, self.config, self._files)
         return own if self._lender is None else Borrowing(own, self._lender.weights())
 
     def tokenizer(self) -> Tokenizer:
@@ -265,6 +289,10 @@ class FirstLayers:
         self.config = replace(whole.config, layers=layers)
         self.fingerprint = f"{whole.fingerprint}-{layers}"
         self.sampling: dict[str, float] = {}
+
+    @property
+    def precision(self) -> str:
+        return self._whole.precision
 
     def weights(self) -> Weights:
         return self._whole.weights()

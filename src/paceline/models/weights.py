@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from paceline.models.config import ModelConfig, exponentials
 from paceline.models.families import family_of
 from paceline.models.families.base import HF_ENDS, HF_PARTS, Family
 from paceline.models.gguf import GGUFFile
+from paceline.models.quantised import Made, QuantisedFiles
 from paceline.models.safetensors import SafetensorsFiles
 
 _GGUF_ENDS = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
@@ -35,20 +36,20 @@ class Stored:
     Attributes:
         kind: a type of GGUF files, such as "Q4_K" or "BF16".
         shape: rows and columns.
-        blocks: uint8 `[rows of the file, bytes]`, a view of the mapped file.
+        blocks: uint8 `[rows of the file, bytes]`, a view of the mapped file, or made when indexed.
         order: int64 `[rows]`, the file's row of each; None if they are in order.
         mapped: the blocks are pages of a file, which the system can read again.
     """
 
     kind: str
     shape: tuple[int, int]
-    blocks: npt.NDArray[np.uint8]
+    blocks: npt.NDArray[np.uint8] | Made
     order: npt.NDArray[np.int64] | None = None
     mapped: bool = False
 
     def forget(self) -> None:
         """Let mapped pages go, which count as this process's memory until then."""
-        if not self.mapped or not hasattr(mmap, "MADV_DONTNEED"):
+        if not self.mapped or isinstance(self.blocks, Made) or not hasattr(mmap, "MADV_DONTNEED"):
             return
         page, start = mmap.PAGESIZE, self.blocks.ctypes.data
         begin, end = -(-start // page) * page, (start + self.blocks.nbytes) // page * page
@@ -80,7 +81,7 @@ class _Reader(Protocol):
 
     def read(self, name: str, rows: slice = ...) -> LogitArray: ...
 
-    def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]: ...
+    def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8] | Made]: ...
 
 
 class FileWeights:
@@ -120,11 +121,12 @@ class FileWeights:
                 f"{self._what} has {name} in {len(shape)} dimensions: download it again"
             )
         kind, blocks = self._reader.stored(theirs)
+        mapped = not isinstance(blocks, Made)
         if isinstance(rows, slice):
-            blocks = blocks[rows]
-            return Stored(kind, (len(blocks), shape[-1]), blocks, mapped=True)
+            blocks = blocks.part(rows) if isinstance(blocks, Made) else blocks[rows]
+            return Stored(kind, (len(blocks), shape[-1]), blocks, mapped=mapped)
         count = shape[0] if rows is None else len(rows)
-        return Stored(kind, (count, shape[1]), blocks, rows, mapped=True)
+        return Stored(kind, (count, shape[1]), blocks, rows, mapped=mapped)
 
     def check(self, given: Iterable[str]) -> None:
         """Raise ModelError unless a Llama-like model has just the `given` tensors of the file."""
@@ -205,19 +207,37 @@ def gguf_weights(file: GGUFFile) -> FileWeights:
     return FileWeights(file, file.config, file.path, gguf=True)
 
 
-def safetensors_weights(directory: Path, config: ModelConfig) -> FileWeights:
+def safetensors_weights(
+    directory: Path, config: ModelConfig, files: SafetensorsFiles | QuantisedFiles | None = None
+) -> FileWeights:
     """Open the `*.safetensors` files of a directory, single or sharded.
+
+    Args:
+        directory: of the files.
+        config: of the model.
+        files: those of the directory, if they are open.
 
     Raises:
         ModelError: they are missing or damaged, or a denoiser has more tensors than its family, or
             fewer.
     """
-    files = SafetensorsFiles(directory)
-    files.take_prefix()
+    files = files or open_files(directory, {})
     weights = FileWeights(files, config, directory, gguf=False)
     if family_of(config).facts:
         weights.check(files.index())
     return weights
+
+
+def open_files(
+    directory: Path, quantization: Mapping[str, Any]
+) -> SafetensorsFiles | QuantisedFiles:
+    """Open the files of a model under the names of a causal language model.
+
+    `quantization` is what config.json says of that, as `quantization_of` finds it.
+    """
+    files = SafetensorsFiles(directory)
+    files.take_prefix()
+    return QuantisedFiles(files, directory, quantization) if quantization else files
 
 
 def canonical_name(name: str) -> str:

@@ -58,7 +58,6 @@ def _llada_entries(config: Mapping[str, Any]) -> dict[str, Any]:
         "vocab_size": config.get("embedding_size") or config["vocab_size"],
         "tie_word_embeddings": config.get("weight_tying", True),
         "include_qkv_bias": bool(config.get("include_qkv_bias")),
-        "quantization_config": config.get("quantization_config"),
     }
 
 

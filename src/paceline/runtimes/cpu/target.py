@@ -207,7 +207,7 @@ class CpuTarget(Runtime):
         return cls(
             config,
             source.weights(),
-            options.precision or ("file" if source.path.is_file() else "int8"),
+            options.precision or source.precision,
             kv_tokens=options.kv_tokens,
             prefix_tokens=options.prefix_tokens,
             threads=options.threads,

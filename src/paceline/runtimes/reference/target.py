@@ -86,7 +86,7 @@ class ReferenceTarget(Runtime):
         if options.device not in (None, "cpu"):
             raise InvalidOption(f"runtime 'reference' runs on cpu, not {options.device!r}")
         config = replace(source.config, max_context=options.limit(source.config.max_context))
-        precision = options.precision or ("file" if source.path.is_file() else "int8")
+        precision = options.precision or source.precision
         return cls(config, source.weights(), precision, options.kv_precision)
 
     def run_network(self, trained: Trained) -> ReferenceRunner:
