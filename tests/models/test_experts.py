@@ -23,7 +23,7 @@ from paceline.runtimes.reference.ops import ReferenceOps
 from paceline.runtimes.reference.target import ReferenceTarget
 from paceline.runtimes.torch.target import TorchTarget
 
-FAMILIES = ("qwen3_moe", "mixtral", "llama_blockffn")
+FAMILIES = ("qwen3_moe", "mixtral", "llama_blockffn", "qwen3_5_moe_text")
 TOKENS = [3, 17, 5, 80, 41, 9, 2, 66, 31, 7, 250, 12]
 
 
@@ -182,7 +182,8 @@ def test_an_expert_that_is_missing_is_named() -> None:
 
 def test_a_gguf_llama_with_experts_is_refused() -> None:
     """Mixtral is called Llama there."""
-    metadata = {"general.architecture": "llama", "llama.expert_count": 8, "llama.block_count": 1}
+    metadata: dict[str, Any] = {"general.architecture": "llama", "llama.block_count": 1}
+    metadata["llama.expert_count"] = 8
     sizes = ("embedding_length", "context_length", "feed_forward_length")
     metadata |= {f"llama.{each}": 64 for each in sizes}
     metadata |= {"llama.attention.head_count": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5}
@@ -191,3 +192,11 @@ def test_a_gguf_llama_with_experts_is_refused() -> None:
         gguf_config(metadata, shapes, {})
     del metadata["llama.expert_count"]
     assert gguf_config(metadata, shapes, {}).experts is None
+    for counts, message in (([2, 0], "layers without attention"), ([1, 2], "layers of \\[1, 2\\]")):
+        with pytest.raises(ModelError, match=message):
+            gguf_config({**metadata, "llama.attention.head_count_kv": counts}, shapes, {})
+    granite = {key.replace("llama", "granite"): each for key, each in metadata.items()}
+    granite["general.architecture"] = "granite"
+    for positions in (True, False):
+        granite["granite.rope.scaling.finetuned"] = positions
+        assert gguf_config(granite, shapes, {}).no_positions == (() if positions else (0,))

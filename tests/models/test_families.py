@@ -21,11 +21,11 @@ from paceline.errors import ModelError
 from paceline.models.config import ModelConfig
 from paceline.models.families import FAMILIES, family_of, hf_config
 from paceline.models.gguf import GGUFFile
-from paceline.models.ops import DeltaRule
+from paceline.models.ops import DeltaRule, Temperature
 from paceline.models.source import DirectorySource
 from paceline.models.weights import Weights, gguf_weights
 from paceline.runtimes.cpu.target import CpuTarget
-from paceline.runtimes.reference.arithmetic import active
+from paceline.runtimes.reference.arithmetic import active, sigmoid
 from paceline.runtimes.reference.ops import ReferenceOps
 from paceline.runtimes.reference.target import ReferenceTarget
 from paceline.runtimes.torch.target import TorchTarget
@@ -43,6 +43,16 @@ COMMON = {
     "attn_implementation": "eager",
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+MINISTRAL = {
+    **YARN,
+    "original_max_position_embeddings": 4,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "llama_4_scaling_beta": 0.4,
+}
+OLMO_KINDS = ("sliding_attention", "full_attention")
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -103,6 +113,80 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                 "mrope_interleaved": True,
             },
             "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3.5-moe": (
+        "qwen3_5_moe_text",
+        {
+            "head_dim": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 32,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+            "experts_implementation": "eager",
+        },
+    ),
+    "ministral3": ("ministral3", {"head_dim": 16, **rope(MINISTRAL)}),
+    "ministral3-window": (
+        "ministral3",
+        {"head_dim": 32, "sliding_window": 7, **rope({**MINISTRAL, "mscale_all_dim": 0.5})},
+    ),
+    "olmo2": ("olmo2", {"num_key_value_heads": 4, **rope({"rope_type": "default"}, 5e5)}),
+    "olmo3": (
+        "olmo3",
+        {
+            "sliding_window": 6,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+                "full_attention": {"rope_theta": 5e5, **YARN},
+            },
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        {
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    "lfm2-wide": (
+        "lfm2",
+        {
+            "full_attn_idxs": [0, 2],
+            "block_ff_dim": 100,
+            "block_multiple_of": 32,
+            "block_ffn_dim_multiplier": 1.5,
+            "conv_L_cache": 5,
+            "tie_embedding": False,
+        },
+    ),
+    "granite4": (
+        "granitemoehybrid",
+        {
+            "layer_types": ["full_attention"] * 4,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 128,
+            "position_embedding_type": "rope",
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 3.0,
+            "mamba_n_heads": 8,
+        },
+    ),
+    "granite4-nope": (
+        "granitemoehybrid",
+        {
+            "layer_types": ["full_attention"] * 4,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 128,
+            "attention_multiplier": 0.2,
+            "tie_word_embeddings": True,
+            "mamba_n_heads": 8,
         },
     ),
     "qwen3-moe": (
@@ -228,6 +312,7 @@ def test_what_a_family_adds_matters(case: str, tmp_path: Path) -> None:
         "qk_norm": False,
         "rope_factor": 1.0,
         "rotated": 0,
+        "temperature": None,
     }
     expected = logits(config, weights)
     for name, value in plain.items():
@@ -240,7 +325,14 @@ def test_what_a_family_adds_matters(case: str, tmp_path: Path) -> None:
             assert np.abs(other - expected).max() > 1e-3 * np.abs(expected).max(), name
 
 
-NOT_IN_GGUF = ("qwen2-windows", "qwen3-moe-dense", "mixtral")
+NOT_IN_GGUF = (
+    "qwen2-windows",
+    "qwen3-moe-dense",
+    "mixtral",
+    "ministral3-window",
+    "granite4",
+    "granite4-nope",
+)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in NOT_IN_GGUF])
@@ -251,10 +343,17 @@ def test_a_gguf_file_gives_those_of_the_checkpoint(case: str, kind: str, tmp_pat
     original(case, tmp_path, **scale)
     source = DirectorySource(tmp_path)
     path = tmp_path / "model.gguf"
-    rounded = write(path, source.config, source.weights(), kind, CASES[case][1])
+    named = replace(source.config, family="olmo3") if case == "olmo2" else source.config
+    rounded = write(path, named, source.weights(), kind, CASES[case][1])
     file = GGUFFile(path)
     same = {"rope_divisors": None, "family": "", "eos_token_ids": ()}
     same |= {"attention_scale": 0.0} if case == "gemma3" else {}
+    if source.config.temperature is not None:
+        temper, known = file.config.temperature, source.config.temperature
+        assert temper is not None
+        assert temper == replace(known, factors=temper.factors)
+        assert temper.factors == pytest.approx(known.factors)
+        same |= {"temperature": None}
     if source.config.delta is not None:
         same |= {"delta": replace(source.config.delta, tiled=True)}
     assert close(replace(file.config, **same), replace(source.config, **same))
@@ -296,7 +395,9 @@ def write(
         "nextn_predict_layers": own,
         "feed_forward_length": config.ffn_size,
         "attention.head_count": config.heads,
-        "attention.head_count_kv": config.kv_heads,
+        "attention.head_count_kv": 0 if config.short_taps else config.kv_heads,
+        "shortconv.l_cache": config.short_taps,
+        "expert_shared_feed_forward_length": 64 if config.experts and config.experts.shared else 0,
         "attention.key_length": config.head_dim,
         "rope.dimension_count": config.rotated or config.head_dim,
         "attention.sliding_window": window,
@@ -315,8 +416,17 @@ def write(
         "logit_scale": 1 / config.logit_scale,
     }.items():
         add(f"{arch}.{name}", number, real)
+    if config.short_taps:
+        counts = [
+            0 if each in config.recurrent else config.kv_heads for each in range(config.layers)
+        ]
+        writer.add_head_count_kv(counts)
     out = Rounded()
     scaling = entries.get("rope_parameters", {"rope_type": "default"})
+    scaling = scaling.get("full_attention", scaling)
+    if config.temperature is not None:
+        writer.add_attn_temperature_scale(scaling["llama_4_scaling_beta"])
+        writer.add_rope_scaling_yarn_log_mul(scaling["mscale_all_dim"])
     if scaling["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling["rope_type"]))
         writer.add_rope_scaling_factor(scaling["factor"])
@@ -330,6 +440,7 @@ def write(
     if scaling["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", np.asarray(config.rope_divisors, np.float32))
     ends = {"embed": "token_embd", "norm": "output_norm", "head": "output"}
+    ends |= {name: end.removesuffix(".weight") for name, end in family.gguf_ends.items()}
     names = [name for name in ends if name in weights]
     parts = [part + end for part in family.gguf_parts for end in ("", ".bias")]
     experts = range(config.experts.count if config.experts else 0)
@@ -344,7 +455,10 @@ def write(
             _, layer_name, part, *rest = name.split(".")
             part, rest = (f"experts.{rest[1]}", []) if part == "experts" else (part, rest)
             place = f"blk.{layer_name}.{family.gguf_parts[part]}"
-            if config.delta is not None:
+            if part in family.rows:  # a vector
+                out[name], fused[f"{place}.weight"] = values, [values[0]]
+                continue
+            if config.delta is not None and not part.startswith("experts."):
                 out[name] = quantized(values, "F32" if part == "delta_conv" else kind)[0]
                 if part == "q_gate":
                     continue
@@ -364,11 +478,11 @@ def write(
                 fused[f"{place}.{'bias' if rest else 'weight'}"] = [turned]
                 continue
             place += ".bias" if rest else ""
-        out[name] = quantized(values, kind)[0]
+        out[name] = quantized(values, "F32" if place.endswith(".conv") else kind)[0]
         fused.setdefault(place if place.endswith(".bias") else f"{place}.weight", []).append(values)
     for place, pieces in fused.items():
         whole = np.stack(pieces) if "_exps" in place else np.concatenate(pieces)
-        _, blocks = quantized(whole, "F32" if "conv1d" in place else kind)
+        _, blocks = quantized(whole, "F32" if "conv1d" in place or ".conv." in place else kind)
         if blocks is None:
             writer.add_tensor(place, whole)
         else:
@@ -461,39 +575,102 @@ def _behind_gate(ops: ReferenceOps, x: Any, names: Any, **more: Any) -> Any:
     return LINEAR(ops, x, names, **more)
 
 
-NORM, LINEAR, DELTA = ReferenceOps.norm, ReferenceOps.linear, ReferenceOps.delta
-# Wrong wirings of what a hybrid adds: what stands in the place of the reference's operations.
-WRONG: dict[str, dict[str, Any]] = {
-    "gate before norm": {"norm": _before_norm, "linear": _behind_gate},
-    "no gate of attention": {"gate": lambda _, x, by: x},
-    "no convolution": {"convolve": lambda _, layer, x, name: active(x, "silu")},
-    "one decay for all": {
-        "delta": lambda ops, layer, x, gates, name, rule: DELTA(
-            ops, layer, x, gates * np.repeat(np.float32([1, 0]), 4), name, rule
-        )
+def _norm_of_heads(
+    ops: ReferenceOps, x: Any, name: str, *, residual: Any = None, heads: int = 1
+) -> Any:
+    if not name.endswith(("q_norm", "k_norm")):
+        return NORM(ops, x, name, residual=residual, heads=heads)
+    parts = x.reshape(len(x), -1, 16)
+    spread = np.sqrt(np.square(parts).mean(-1, keepdims=True))
+    return (parts / spread).reshape(x.shape) * ops.weight(name)
+
+
+def _other_order(ops: ReferenceOps, x: Any, sizes: Any) -> Any:
+    found = SPLIT(ops, x, sizes)
+    return [found[1], found[0], found[2]] if len(found) == 3 else found
+
+
+def _all_positions(of: Temperature, positions: Any) -> Any:
+    return AT(of, positions + of.span)  # counted from 1
+
+
+NORM, LINEAR, SPLIT = ReferenceOps.norm, ReferenceOps.linear, ReferenceOps.split
+DELTA, CONVOLVE, AT = ReferenceOps.delta, ReferenceOps.convolve, Temperature.at
+# Wrong wirings of what a family adds, by its case: what stands in the place of operations.
+WRONG: dict[str, dict[str, dict[str, Any]]] = {
+    "qwen3.5": {
+        "gate before norm": {"norm": _before_norm, "linear": _behind_gate},
+        "no gate of attention": {"gate": lambda _, x, by: x},
+        "no convolution": {"convolve": lambda _, layer, x, name: active(x, "silu")},
+        "one decay for all": {
+            "delta": lambda ops, layer, x, gates, name, rule: DELTA(
+                ops, layer, x, gates * np.repeat(np.float32([1, 0]), 4), name, rule
+            )
+        },
     },
+    "qwen3.5-moe": {
+        "the shared expert as it is": {
+            "gate": lambda _, x, by: x if by.shape[1] == 1 else x * sigmoid(by)
+        },
+        "no shared expert": {
+            "gate": lambda _, x, by: 0 * x if by.shape[1] == 1 else x * sigmoid(by)
+        },
+    },
+    "lfm2": {
+        "an activation": {
+            "convolve": lambda ops, layer, x, name, **_: CONVOLVE(ops, layer, x, name)
+        },
+        "gates in other order": {"split": _other_order},
+        "no convolution": {"convolve": lambda _, layer, x, name, **__: x},
+    },
+    "olmo3": {"norms of heads": {"norm": _norm_of_heads}},
+    "ministral3": {"steps from 1 on": {"at": _all_positions}},
 }
+WIRINGS = [(case, wrong) for case, wirings in WRONG.items() for wrong in ("", *wirings)]
 
 
-@pytest.mark.parametrize("wrong", ["", "tiled value heads as grouped", *WRONG])
-def test_wrong_wirings_of_a_hybrid_are_seen(
-    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("case", "wrong"), [*WIRINGS, ("qwen3.5", "tiled value heads as grouped")])
+def test_wrong_wirings_are_seen(
+    case: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = original("qwen3.5", tmp_path)
+    model = original(case, tmp_path)
     with torch.inference_mode():
         expected = model(torch.tensor([TOKENS])).logits[0, 5:].numpy()
     source = DirectorySource(tmp_path)
     config = source.config
-    if wrong in WRONG:
-        for name, function in WRONG[wrong].items():
-            monkeypatch.setattr(ReferenceOps, name, function)
-    elif wrong:
+    for name, function in WRONG[case].get(wrong, {}).items():
+        monkeypatch.setattr(Temperature if name == "at" else ReferenceOps, name, function)
+    if wrong == "tiled value heads as grouped":
         assert config.delta is not None
         config = replace(config, delta=replace(config.delta, tiled=True))
     reference = ReferenceTarget(config, source.weights(), "fp32")
     [read] = reference.forward([Rows.draft(reference.open(), TOKENS[:6], chain(TOKENS[6:]))])
     difference = np.abs(read.logits - expected).max() / np.abs(expected).max()
     assert difference < 1e-5 if not wrong else difference > 1e-2
+
+
+def test_experts_in_one_tensor_are_those_in_many(tmp_path: Path) -> None:
+    """As checkpoints of Qwen 3.5 are published; in GGUF files gate and up may be one too."""
+    original("qwen3.5-moe", tmp_path)
+    expected = logits(DirectorySource(tmp_path).config, DirectorySource(tmp_path).weights())
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    for layer in range(4):
+        experts = f"model.layers.{layer}.mlp.experts"
+        own = {
+            part: torch.stack(
+                [tensors.pop(f"{experts}.{each}.{part}_proj.weight") for each in range(6)]
+            )
+            for part in ("gate", "up", "down")
+        }
+        tensors[f"{experts}.gate_up_proj"] = torch.cat([own["gate"], own["up"]], dim=1)
+        tensors[f"{experts}.down_proj"] = own["down"]
+    save_file(tensors, path)
+    source = DirectorySource(tmp_path)
+    assert np.array_equal(logits(source.config, source.weights()), expected)
+    on_torch = TorchTarget(source.config, source.weights())
+    [output] = on_torch.forward([Rows.draft(on_torch.open(), TOKENS[:6], chain(TOKENS[6:]))])
+    assert np.abs(output.logits - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 def test_a_wrapper_is_its_text_model(tmp_path: Path) -> None:
@@ -513,8 +690,44 @@ def test_a_wrapper_is_its_text_model(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     source = DirectorySource(tmp_path)
     assert np.array_equal(logits(source.config, source.weights()), expected)
-    for kind in ("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"):
+    for kind in ("qwen3_5_moe", "qwen3_next"):
         with pytest.raises(ModelError, match=f"'{kind}' is not one of"):
             hf_config({**inner, "model_type": kind})
     with pytest.raises(ModelError, match="gated attention"):
         hf_config({**inner, "attn_output_gate": False})
+
+
+def test_a_wrapper_of_ministral_is_its_text_model(tmp_path: Path) -> None:
+    original("ministral3", tmp_path)
+    inner = json.loads((tmp_path / "config.json").read_text())
+    assert hf_config({"model_type": "mistral3", "text_config": inner}) == hf_config(inner)
+    with pytest.raises(ModelError, match="'mistral3' is not one of"):
+        hf_config({"model_type": "mistral3"})
+    original("mistral", tmp_path)  # as in Mistral Small 3
+    inner = json.loads((tmp_path / "config.json").read_text())
+    assert hf_config({"model_type": "mistral3", "text_config": inner}) == hf_config(inner)
+
+
+@pytest.mark.parametrize(
+    ("case", "entry", "message"),
+    [
+        ("granite4", {"layer_types": ["attention", "mamba"] * 2}, "no layers of Mamba 2"),
+        ("granite4", {"layer_types": None}, "no layers of Mamba 2"),
+        ("granite4", {"num_local_experts": 8}, "no Granite 4 with experts"),
+        ("lfm2", {"conv_bias": True}, "LFM 2 without biases"),
+        ("lfm2", {"layer_types": ["conv", "mamba"] * 2}, "layers of type 'mamba'"),
+        ("lfm2", {"layer_types": None}, "complete lfm2 model"),
+        ("olmo3", {"rope_parameters": dict.fromkeys(OLMO_KINDS, YARN)}, "longer windows"),
+        ("olmo3", {"attention_bias": True}, "bias on the attention output"),
+        ("qwen3.5-moe", {"moe_intermediate_size": None}, "complete qwen3_5_moe_text model"),
+        ("ministral3", {"rope_parameters": None}, "complete ministral3 model"),
+    ],
+)
+def test_what_a_family_has_not_here_is_refused(
+    case: str, entry: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    original(case, tmp_path)
+    whole = json.loads((tmp_path / "config.json").read_text())
+    assert hf_config(whole).family == CASES[case][0]
+    with pytest.raises(ModelError, match=message):
+        hf_config({**whole, **entry})

@@ -64,6 +64,18 @@ def test_rows_are_put_together_number_by_number(rows: int, width: int) -> None:
             Operand(a, repeat=slots),
             np.tanh(repeated) / (1 + np.exp(-many.astype(float))),
         ),
+        (
+            native_program.GATE,
+            Operand(b),
+            Operand(a, repeat=slots),
+            many / (1 + np.exp(-repeated.astype(float))),
+        ),
+        (
+            native_program.GATE_ROW,
+            Operand(b),
+            Operand(a, repeat=slots),
+            many / (1 + np.exp(-repeated[:, :1].astype(float))),
+        ),
     ]
     places = [made.buffer("wide", width) for _ in cases]
     for (how, first, second, _), to in zip(cases, places, strict=True):

@@ -11,14 +11,16 @@ import pytest
 
 from paceline.core.target import Rows
 from paceline.core.types import ROOT, TokenTree
-from paceline.errors import InvalidOption, OutOfMemory
+from paceline.errors import InvalidOption, ModelError, OutOfMemory
 from paceline.lab.measure.fingerprint import RandomWeights, TinyModel
 from paceline.models.ops import DeltaRule
 from paceline.runtimes import states
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.reference.target import ReferenceTarget
 
-MODEL = TinyModel("qwen3_5_text", ("F32", "Q8_0", "Q4_K"))
+KINDS = ("F32", "Q8_0", "Q4_K")
+DELTA = TinyModel("qwen3_5_text", KINDS)
+MODEL = DELTA  # of the tests that run
 TEXT = np.random.default_rng(5).integers(320, size=700).tolist()
 BLOCK = 32
 
@@ -28,8 +30,16 @@ def target(**options: Any) -> CpuTarget:
     return CpuTarget(MODEL.config, weights, **{"kv_tokens": 4096, "threads": 2, **options})
 
 
+@pytest.fixture(scope="module", autouse=True, params=["qwen3_5_text", "lfm2"])
+def family(request: pytest.FixtureRequest) -> str:
+    """States with sums, and with the last rows alone."""
+    global MODEL
+    MODEL = TinyModel(request.param, KINDS)
+    return MODEL.family
+
+
 @pytest.fixture(scope="module")
-def model() -> CpuTarget:
+def model(family: str) -> CpuTarget:
     return target()
 
 
@@ -329,9 +339,9 @@ def test_small_numbers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
             values = super().__getitem__(name)
             return 10 * values if name.endswith("delta_rate") else values
 
-    weights = Fading(MODEL.config, MODEL.kinds)
+    weights = Fading(DELTA.config, KINDS)
     found = []
-    for each in (CpuTarget(MODEL.config, weights), ReferenceTarget(MODEL.config, weights)):
+    for each in (CpuTarget(DELTA.config, weights), ReferenceTarget(DELTA.config, weights)):
         cache = each.open()
         found.append([step(each, cache, [token])[0] for token in TEXT[:40]])
     assert np.array_equal(*found)
@@ -371,7 +381,17 @@ def test_a_record_is_small(layers: int, value_heads: int, ratio: int) -> None:
     """That of a row of a draft, beside a state: the shapes of 0.8B and 4B."""
     rule = DeltaRule(16, value_heads, 128, 128, 4)
     recurrent = tuple(index for index in range(layers) if (index + 1) % 4)
-    config = replace(MODEL.config, layers=layers, delta=rule, recurrent=recurrent)
+    config = replace(DELTA.config, layers=layers, delta=rule, recurrent=recurrent)
     shape = states.StateShape.of(config)
     assert shape is not None
     assert shape.size // shape.record_size == ratio
+
+
+def test_a_short_convolution_has_few_rows() -> None:
+    """Its state is the inputs that the next row reads, a record is one of them."""
+    config = TinyModel("lfm2", KINDS).config
+    shape = states.StateShape.of(replace(config, short_taps=4))
+    assert shape == states.StateShape(1, 256, 3 * 256, 0, 256)
+    assert states.StateShape.of(TinyModel("llama", KINDS).config) is None
+    with pytest.raises(ModelError, match="short convolutions of width 256 over 9 rows"):
+        CpuTarget(replace(config, short_taps=9), RandomWeights(config, KINDS))

@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.core.types import CanvasTraits, LogitArray, ProbArray
 from paceline.errors import ModelError
-from paceline.models.ops import Activation, DeltaRule, Experts, Rotary
+from paceline.models.ops import Activation, DeltaRule, Experts, Rotary, Temperature
 
 ELSEWHERE = "use --runtime transformers"
 # Whose `attention_bias` says nothing of the attention output.
@@ -37,6 +37,7 @@ class ModelConfig:
         kv_heads: key and value heads; divides `heads`.
         max_context: longest sequence in tokens.
         qk_norm: queries and keys are RMS-normed per head.
+        norms_after: norms follow attention and feed-forward blocks, and none precede them.
         rope_divisors: divisors of the rotary frequencies (context extension).
         rope_factor: of cosines and sines (YaRN, LongRoPE).
         rotated: first numbers of a head that are rotated; 0 for all.
@@ -45,7 +46,9 @@ class ModelConfig:
         no_positions: layers without rotary positions.
         attention_scale: of scores; 0 for `head_dim ** -0.5`.
         experts: in place of feed-forward blocks, but for `dense_layers`; None for none.
-        delta: the mixer of layers in `recurrent`; None for none.
+        delta: the mixer of layers in `recurrent`; None for short convolutions.
+        short_taps: rows that a short convolution reads, the last its own; 0 for none.
+        temperature: of queries, by position; None for none.
         recurrent: layers with a state in place of attention.
         denoises: how it fills a canvas, if it was trained to.
         pooling: how the state of a text is made of those of its tokens.
@@ -65,6 +68,7 @@ class ModelConfig:
     tied_embeddings: bool
     qkv_bias: bool = False
     qk_norm: bool = False
+    norms_after: bool = False
     eos_token_ids: tuple[int, ...] = ()
     rope_divisors: tuple[float, ...] | None = None
     rope_factor: float = 1.0
@@ -80,6 +84,8 @@ class ModelConfig:
     experts: Experts | None = None
     dense_layers: tuple[int, ...] = ()
     delta: DeltaRule | None = None
+    short_taps: int = 0
+    temperature: Temperature | None = None
     recurrent: tuple[int, ...] = ()
     denoises: CanvasTraits | None = None
     pooling: Pooling = "last"
@@ -97,6 +103,11 @@ class ModelConfig:
         return tuple(each for each in range(self.layers) if each not in self.recurrent)
 
     @property
+    def taps(self) -> int:
+        """Rows that the convolutions of recurrent layers read; 0 if it has none."""
+        return self.short_taps if self.delta is None else self.delta.taps
+
+    @property
     def is_plain(self) -> bool:
         """Whether its layers are Llama's: no windows, extended positions, scales, experts."""
         scales = (self.embedding_scale, self.residual_scale, self.logit_scale)
@@ -104,7 +115,9 @@ class ModelConfig:
             scales == (1.0, 1.0, 1.0)
             and not (self.windows or self.no_positions or self.attention_scale or self.rotated)
             and self.rope_factor == 1.0
+            and self.temperature is None
             and self.activation == "silu"
+            and not self.norms_after
             and self.experts is None
             and not self.recurrent
         )
@@ -180,9 +193,9 @@ class ModelConfig:
                 "hidden_size": hidden,
                 "layers": int(get("block_count")),
                 "heads": heads,
-                "kv_heads": int(get("attention.head_count_kv", heads)),
+                "kv_heads": _kv_heads(get("attention.head_count_kv", heads)),
                 "head_dim": head_dim,
-                "ffn_size": int(get("feed_forward_length")),
+                "ffn_size": int(get("feed_forward_length", get("expert_feed_forward_length", 0))),
                 "rope_base": base,
                 "norm_eps": float(get("attention.layer_norm_rms_epsilon")),
                 "max_context": context,
@@ -196,6 +209,10 @@ class ModelConfig:
                 "pooling": _POOLINGS.get(int(get("pooling_type", 0)), "last"),
             }
             found = cls(**{**general, **changes(get)})
+            if not found.ffn_size:
+                raise KeyError("feed_forward_length")
+            if 0 in np.atleast_1d(get("attention.head_count_kv", heads)) and not found.recurrent:
+                raise _unsupported(f"layers without attention of family {family}")
             if get("expert_count", 0) and found.experts is None:
                 raise _unsupported(f"mixtures of experts of family {family}")
             get.refuse_unread(found)
@@ -205,6 +222,14 @@ class ModelConfig:
                 f"the GGUF file is not a complete {family} model ({_what(error)}): "
                 "download the model again"
             ) from error
+
+
+def _kv_heads(count: Any) -> int:
+    # A number, or one by layer, which is 0 where there is no attention.
+    counts = {int(each) for each in np.atleast_1d(count)} - {0}
+    if len(counts) != 1:
+        raise _unsupported(f"layers of {sorted(counts)} key-value heads")
+    return counts.pop()
 
 
 def feature_layers(layers: int) -> tuple[int, ...]:
@@ -241,6 +266,12 @@ def rotary(config: ModelConfig, index: int) -> Rotary | None:
         local = rotary_frequencies(config.local_rope_base, config.rotated or config.head_dim)
         return Rotary(tuple(local.tolist()))
     return Rotary(tuple(inverse_frequencies(config).tolist()), config.rope_factor)
+
+
+def temperature(strength: float, span: int, context: int) -> Temperature | None:
+    """Return `1 + strength * log(1 + position // span)` up to a context; None if that is 1."""
+    factors = tuple(1 + strength * _log(1 + step) for step in range(-(-context // span)))
+    return Temperature(span, factors) if any(each != 1 for each in factors) else None
 
 
 def gguf_eos_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
@@ -290,7 +321,11 @@ _NEUTRAL = {
     "rope.scaling.finetuned": True,
 }
 # Of shapes that the tensors have, or of norms that no family here has.
-_SHAPES = ("expert_feed_forward_length", "attention.layer_norm_epsilon")
+_SHAPES = (
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+    "attention.layer_norm_epsilon",
+)
 
 
 class Entries:
@@ -340,9 +375,10 @@ def _refuse_hf_extras(config: Mapping[str, Any]) -> None:
         raise _unsupported("capped scores or logits")
     if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
         raise _unsupported("attention to later tokens")
-    linear = ["linear_attention"] if "linear_num_value_heads" in config else []
+    more = ["linear_attention"] if "linear_num_value_heads" in config else []
+    more += ["conv"] if "conv_L_cache" in config else []
     for kind in config.get("layer_types") or ():
-        if kind not in ("full_attention", "sliding_attention", *linear):
+        if kind not in ("full_attention", "sliding_attention", *more):
             raise _unsupported(f"layers of type {kind!r}")
 
 
@@ -479,7 +515,10 @@ def _gguf_extension(
     if kind == "yarn":
         if given is not None:
             raise _unsupported("yarn beside factors by frequency")
+        # Of what shrinks again with the factor; llama.cpp divides by it.
+        again = float(get("rope.scaling.yarn_log_multiplier", 0.0))
         rope = {"factor": factor, "original_max_position_embeddings": original}
+        rope |= {"mscale": 1.0, "mscale_all_dim": again} if again else {}
         extended, attention = _yarn(rope, base, rotated)
         times *= attention
     elif kind in ("linear", "longrope", "none"):

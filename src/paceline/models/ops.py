@@ -15,6 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
+import numpy as np
+
+from paceline.core.types import IntArray, LogitArray
 from paceline.errors import ModelError
 
 # Rows of the backend; + and * work elementwise on those of a network.
@@ -55,6 +58,23 @@ class Rotary:
 
 
 @dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries grow with their position, beside the scale of the scores.
+
+    Attributes:
+        span: positions that share a factor.
+        factors: of queries at positions from 0 on; later ones have the last.
+    """
+
+    span: int
+    factors: tuple[float, ...]
+
+    def at(self, positions: IntArray) -> LogitArray:
+        """Return the factors at some positions."""
+        return np.array(self.factors, np.float32).take(positions // self.span, mode="clip")
+
+
+@dataclass(frozen=True, slots=True)
 class Heads:
     """Attention of one layer.
 
@@ -64,6 +84,7 @@ class Heads:
         rotary: None for a layer without positions.
         window: newest keys that a row sees, its own included; 0 for all.
         query_norm: name of the RMS norm of each query head, if any; likewise `key_norm`.
+        temperature: of queries, by position; None for none.
     """
 
     heads: int
@@ -74,6 +95,7 @@ class Heads:
     window: int = 0
     query_norm: str | None = None
     key_norm: str | None = None
+    temperature: Temperature | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +122,7 @@ class Experts:
             0: all with scores above zero, whose weights are the RMS norm of those scores.
         sum_to_one: the weights that are used do, after a softmax.
         gated: experts are gated linears; else `activation(x @ up) @ down`.
+        shared: a gated linear that all rows use stands beside them.
         every: read all for every row, to the same bits: what the saving is measured against.
     """
 
@@ -107,6 +130,7 @@ class Experts:
     used: int = 0
     sum_to_one: bool = False
     gated: bool = True
+    shared: bool = False
     every: bool = False
 
     def __post_init__(self) -> None:
@@ -208,7 +232,7 @@ class Ops(Protocol):
         ...
 
     def gate(self, x: Rows, by: Rows) -> Rows:
-        """Return `x * sigmoid(by)`, elementwise."""
+        """Return `x * sigmoid(by)`, elementwise, or a row by the one number that `by` has."""
         ...
 
     def concat(self, parts: Sequence[Rows]) -> Rows: ...
@@ -244,8 +268,10 @@ class Ops(Protocol):
         """
         ...
 
-    def convolve(self, layer: int, x: Rows, name: str) -> Rows:
-        """Return SiLU of a causal convolution of each column, `name`'s weights `[width, taps]`.
+    def convolve(self, layer: int, x: Rows, name: str, *, activated: bool = True) -> Rows:
+        """Return a causal convolution of each column, `name`'s weights `[width, taps]`.
+
+        SiLU comes after, if `activated`.
 
         A row reads itself and the rows before it on its path, the oldest first; those before a
         text are zeros. The last of a sequence are kept in state `layer`.

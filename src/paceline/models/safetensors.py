@@ -6,6 +6,7 @@ Parsed here, which gives bfloat16 without a framework.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,15 @@ class SafetensorsFiles:
         return tuple(self._places[name][2]["shape"])
 
     def read(self, name: str, rows: slice = slice(None)) -> LogitArray:
+        """Return a tensor; some `rows` alone, of all outer dimensions as one, are a matrix."""
         path, _, entry = self._places[name]
         try:
-            values = to_float32(self._raw(name), entry["dtype"]).reshape(entry["shape"])
-            return np.ascontiguousarray(np.atleast_1d(values)[rows])
+            if rows == slice(None):
+                values = to_float32(self._raw(name), entry["dtype"]).reshape(entry["shape"])
+                return np.ascontiguousarray(np.atleast_1d(values))
+            _, raw = self.stored(name)
+            values = to_float32(raw[rows].reshape(-1), entry["dtype"])
+            return np.ascontiguousarray(values.reshape(-1, entry["shape"][-1]))
         except ValueError as error:
             raise self._damaged(name) from error
         except KeyError as error:
@@ -74,7 +80,8 @@ class SafetensorsFiles:
     def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
         entry = self._places[name][2]
         try:
-            return entry["dtype"], self._raw(name).reshape(entry["shape"][0], -1)
+            outer = math.prod(entry["shape"][:-1] or entry["shape"])
+            return entry["dtype"], self._raw(name).reshape(outer, -1)
         except ValueError as error:
             raise self._damaged(name) from error
 

@@ -90,6 +90,7 @@ class FileWeights:
     def __init__(self, reader: _Reader, config: ModelConfig, what: Path, *, gguf: bool) -> None:
         self._reader, self._config, self._what, self._gguf = reader, config, what, gguf
         self._family: Family = family_of(config)
+        self._stacked = self._family.gguf_stacked if gguf else self._family.hf_stacked
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._theirs(name) in self._reader
@@ -97,12 +98,17 @@ class FileWeights:
     def __getitem__(self, name: str) -> LogitArray:
         theirs = self._known(name)
         rows = self._rows(name)
-        if self._gguf and ".experts." in name and isinstance(rows, slice):
+        if ".experts." in name and isinstance(rows, slice):
             return self._reader.read(theirs, rows)  # not all of them for each
         values = self._reader.read(theirs)
         if rows is not None:
             values = np.ascontiguousarray(values[rows])
+        if self._is_row(name):
+            return values.reshape(1, -1)
         return values if self._gguf else self._plain(name.rpartition(".")[2], values)
+
+    def _is_row(self, name: str) -> bool:
+        return name.rpartition(".")[2] in self._family.rows
 
     def _plain(self, part: str, values: LogitArray) -> LogitArray:
         # What checkpoints hold in other words.
@@ -116,7 +122,9 @@ class FileWeights:
         theirs = self._known(name)
         shape = self._reader.shape(theirs)
         rows = self._rows(name)
-        if len(shape) != (3 if self._gguf and ".experts." in name else 2):
+        shape = (1, *shape) if self._is_row(name) and len(shape) == 1 else shape
+        deep = ".experts." in name and (self._gguf or rows is not None)
+        if len(shape) != 2 + deep:
             raise ModelError(
                 f"{self._what} has {name} in {len(shape)} dimensions: download it again"
             )
@@ -156,7 +164,8 @@ class FileWeights:
     def _theirs(self, name: str) -> str:
         ends = _GGUF_ENDS if self._gguf else self._family.hf_ends
         if name in ends:
-            return ends[name]
+            own = self._family.gguf_ends.get(name, "") if self._gguf else ""
+            return own if own in self._reader else ends[name]
         _, _, rest = name.partition(".")
         layer, _, rest = rest.partition(".")
         part, _, kind = rest.partition(".")
@@ -172,6 +181,9 @@ class FileWeights:
             part, kind = f"experts.{part}", ""
         if part not in parts:
             return ""
+        stacked = f"{prefix}.{layer}.{self._stacked.get(part)}"
+        if stacked in self._reader:
+            return stacked
         theirs = f"{prefix}.{layer}.{parts[part].format(expert)}"
         if parts[part] in self._family.bare:
             return "" if kind else theirs
@@ -180,11 +192,16 @@ class FileWeights:
     def _rows(self, name: str) -> slice | npt.NDArray[np.int64] | None:
         part = name.removesuffix(".bias").rpartition(".")[2]
         if ".experts." in name:
-            if not self._gguf:
+            theirs = self._theirs(name)
+            shape = self._reader.shape(theirs)
+            if not self._gguf and len(shape) < 3:
                 return None
-            *_, expert, _ = name.split(".")  # one behind another in one tensor
-            height = self._reader.shape(self._theirs(name))[1]
-            return slice(int(expert) * height, (int(expert) + 1) * height)
+            *_, expert, part = name.split(".")  # one behind another in one tensor
+            own = [each for each, at in self._stacked.items() if theirs.endswith(f".{at}")]
+            own, part = own or [part], f"experts.{part}" if own else part
+            height = shape[1] // len(own)
+            begin = int(expert) * shape[1] + own.index(part) * height
+            return slice(begin, begin + height)
         config = self._config
         narrow = config.kv_heads * config.head_dim
         sizes = {"q": config.heads * config.head_dim, "k": narrow, "v": narrow}

@@ -60,6 +60,7 @@ class CConvolution(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("width", "tail")),
         ("weights", ctypes.c_void_p),
+        ("activated", ctypes.c_int64),
     )
 
 
@@ -95,7 +96,8 @@ def attends(heads: int, kv_heads: int, width: int) -> bool:
 
 class CLayer(ctypes.Structure):
     _fields_ = tuple(
-        (name, ctypes.c_void_p) for name in ("keys", "values", "angles", "query_norm", "key_norm")
+        (name, ctypes.c_void_p)
+        for name in ("keys", "values", "angles", "query_norm", "key_norm", "query_factors")
     )
 
 

@@ -39,7 +39,7 @@ _KEY = 16
 _SHARPNESS = Struct("<f4x")
 
 # Elementwise operations of `join`.
-SUM, PRODUCT, SILU, LSTM_GATE, GATE = range(5)
+SUM, PRODUCT, SILU, LSTM_GATE, GATE, GATE_ROW = range(6)
 
 # Which rows `attention` computes, and how far those of `runs` see; `Asked` and `Upto` in C++.
 ALL, LAST, LENT = range(3)
@@ -272,6 +272,7 @@ class Program:
         to: Columns,
         asked: int = ALL,
         heads: CHeads | None = None,
+        factors: LogitArray | None = None,
     ) -> None:
         """Add attention of one layer over its keys and values.
 
@@ -284,10 +285,12 @@ class Program:
             asked: `ALL`, `LAST` (only the last row of each sequence is computed) or `LENT`
                 (nothing is stored).
             heads: shape, if not the program's.
+            factors: of queries by position, if any.
         """
         self._kept.append(memory)
         layer = CLayer(
-            *(each.ctypes.data for each in memory), *map(self.packed.keep, (angles, *norms))
+            *(each.ctypes.data for each in memory),
+            *map(self.packed.keep, (angles, *norms, factors)),
         )
         self._add(
             "attention", "attention", heads or self._heads, layer, asked, _view(at), _view(to)
@@ -299,9 +302,16 @@ class Program:
         self._add("states", "recurrences", *inputs, self._count("sequences"), taps)
 
     def convolve(
-        self, weights: LogitArray, tail: int, at: Columns, records: Columns, to: Columns
+        self,
+        weights: LogitArray,
+        tail: int,
+        at: Columns,
+        records: Columns,
+        to: Columns,
+        *,
+        activated: bool = True,
     ) -> None:
-        """Add a causal convolution of each column, and SiLU.
+        """Add a causal convolution of each column.
 
         Args:
             weights: float32 `[taps, width]`.
@@ -309,8 +319,9 @@ class Program:
             at: input rows.
             records: where those of nodes go.
             to: destination.
+            activated: SiLU comes after.
         """
-        shape = CConvolution(weights.shape[1], tail, self.packed.keep(weights))
+        shape = CConvolution(weights.shape[1], tail, self.packed.keep(weights), activated)
         self._add("convolve", "convolve", shape, *map(_view, (at, records, to)))
 
     def delta(

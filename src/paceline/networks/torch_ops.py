@@ -192,15 +192,20 @@ class TorchOps:
         places = self.attention.places(kv, x, heads, sees)
         queries = self._placed(queries, heads, heads.query_norm, places)
         keys = self._placed(keys, heads, heads.key_norm, places)
+        if heads.temperature is not None:
+            factors = torch.tensor(heads.temperature.factors).to(queries)
+            steps = (places // heads.temperature.span).long().clamp(max=len(factors) - 1)
+            queries = queries * factors[steps][..., None, None]
         out = self.attention.attend(kv, Qkv(queries, keys, values), heads, sees)
         if sees == "last" and not isinstance(kv, KV):
             rows = self.last(queries, newest)
             out = self.last(out) if newest == 1 else self.attention.newest(kv, rows, heads)
         return out.flatten(-2)
 
-    def convolve(self, layer: int, x: Tensor, name: str) -> Tensor:
+    def convolve(self, layer: int, x: Tensor, name: str, *, activated: bool = True) -> Tensor:
         weights = self._weights.tensor(name).reshape(x.shape[-1], -1)
-        return functional.silu(self.attention.convolve(layer, x, weights))
+        out = self.attention.convolve(layer, x, weights)
+        return functional.silu(out) if activated else out
 
     def delta(self, layer: int, x: Tensor, gates: Tensor, name: str, rule: DeltaRule) -> Tensor:
         exact = torch.promote_types(x.dtype, torch.float32)

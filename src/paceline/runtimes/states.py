@@ -50,13 +50,16 @@ class StateShape:
     @classmethod
     def of(cls, config: ModelConfig) -> StateShape | None:
         """Return the shape for a model; None if it has no states."""
-        rule = config.delta
+        rule, layers = config.delta, len(config.recurrent)
         if rule is None:
-            return None
+            if not config.taps:
+                return None
+            width = config.hidden_size
+            return cls(layers, width, (config.taps - 1) * width, 0, width)
         convolved = 2 * rule.keys + rule.values
         record = convolved + rule.keys + rule.values + rule.value_heads
         tail, sums = (rule.taps - 1) * convolved, rule.values * rule.key_width
-        return cls(len(config.recurrent), convolved, tail, sums, record)
+        return cls(layers, convolved, tail, sums, record)
 
     @property
     def size(self) -> int:

@@ -71,6 +71,35 @@ _ADDED: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 32,
         "linear_conv_kernel_dim": 4,
     },
+    "ministral3": {
+        "rope_parameters": {
+            **_YARN,
+            "rope_theta": 1e6,
+            "llama_4_scaling_beta": 0.1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        }
+    },
+    "olmo2": {"rope_theta": 500_000.0, "num_key_value_heads": 4},
+    "olmo3": {
+        "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_scaling": _YARN,
+        "rope_theta": 500_000.0,
+    },
+    "lfm2": {
+        "layer_types": ["conv", "full_attention"],
+        "conv_L_cache": 3,
+        "norm_eps": 1e-5,
+        "block_auto_adjust_ff_dim": False,
+    },
+    "granitemoehybrid": {
+        "layer_types": ["attention", "attention"],
+        "position_embedding_type": "nope",
+        "shared_intermediate_size": 256,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.1,
+    },
     "qwen3_moe": {
         "num_experts": 6,
         "num_experts_per_tok": 2,
@@ -79,6 +108,11 @@ _ADDED: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "llama_blockffn": {"num_experts": 6},
+}
+_ADDED["qwen3_5_moe_text"] = _ADDED["qwen3_5_text"] | {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
 }
 _BIASED = ("qwen2",)
 
@@ -127,11 +161,18 @@ class RandomWeights:
             }
             if config.family in _BIASED:
                 parts |= {f"{part}.bias": parts[part][:1] for part in "qkv"}
+            if config.norms_after:
+                parts |= {"q_norm": (wide,), "k_norm": (narrow,)}
+            if config.short_taps:
+                parts |= {"conv_in": (3 * width, width), "conv_o": (width, width)}
+                parts |= {"conv_taps": (width, config.short_taps)}
             if config.delta is not None:
                 parts |= {"q_gate": (wide, width), **_delta_shapes(config.delta, width)}
             count = config.experts.count if config.experts else 0
             parts |= {"router": (count, width), "router_norm": (count,)} if count else {}
+            parts |= {"shared_by": (1, width)} if config.experts and config.experts.shared else {}
             for part in ("gate", "up", "down"):
+                parts |= {f"shared_{part}": parts[part]} if "shared_by" in parts else {}
                 parts |= {f"experts.{each}.{part}": parts[part] for each in range(count)}
             self._shapes |= {f"layers.{layer}.{part}": shape for part, shape in parts.items()}
 

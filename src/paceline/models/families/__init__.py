@@ -11,17 +11,21 @@ from paceline.models.families.base import LLAMA_HALVES, Family, Step
 from paceline.models.families.denoisers import DENOISERS, UNSUPPORTED
 from paceline.models.families.experts import BLOCKFFN, MIXTRAL, QWEN3_MOE
 from paceline.models.families.gemma3 import GEMMA3
-from paceline.models.families.granite import GRANITE
+from paceline.models.families.granite import GRANITE, GRANITE4
+from paceline.models.families.lfm2 import LFM2
 from paceline.models.families.llama import LLAMA
+from paceline.models.families.ministral3 import MINISTRAL3
 from paceline.models.families.mistral import MISTRAL
+from paceline.models.families.olmo3 import OLMO2, OLMO3
 from paceline.models.families.phi3 import PHI3
 from paceline.models.families.qwen2 import QWEN2
 from paceline.models.families.qwen3 import QWEN3
-from paceline.models.families.qwen3_5 import QWEN3_5
+from paceline.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from paceline.models.families.smollm3 import SMOLLM3
 
-_DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, PHI3, SMOLLM3, GRANITE, QWEN3_5)
-FAMILIES = (*_DENSE, QWEN3_MOE, MIXTRAL, BLOCKFFN)
+_DENSE = (LLAMA, MISTRAL, MINISTRAL3, QWEN2, QWEN3, GEMMA3, PHI3, SMOLLM3, GRANITE, GRANITE4)
+_HYBRID = (QWEN3_5, LFM2)
+FAMILIES = (*_DENSE, OLMO2, OLMO3, *_HYBRID, QWEN3_MOE, MIXTRAL, BLOCKFFN, QWEN3_5_MOE)
 """Autoregressive ones."""
 
 
@@ -77,7 +81,9 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if family is None or not isinstance(wrapped, Mapping):
         return config
     tied = config.get("tie_word_embeddings", wrapped.get("tie_word_embeddings", False))
-    return {**wrapped, "model_type": family.hf, "tie_word_embeddings": tied}
+    own = wrapped.get("model_type")  # that of Mistral Small in the wrapper of Ministral
+    kind = own if own in {each.hf for each in FAMILIES} else family.hf
+    return {**wrapped, "model_type": kind, "tie_word_embeddings": tied}
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:

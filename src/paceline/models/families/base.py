@@ -66,6 +66,7 @@ class Family:
         hf: its `model_type` in Hugging Face configs.
         gguf: its architecture in GGUF files; empty if they are not read.
         hf_ends: names of the tensors outside the layers in checkpoints.
+        gguf_ends: names of them in GGUF files, where they differ from Llama's.
         hf_layers: what the names of a layer's tensors begin with, before its index.
         hf_parts: names of a layer's parts in checkpoints.
         gguf_parts: names of a layer's parts in GGUF files.
@@ -73,6 +74,10 @@ class Family:
         interleaved: GGUF files interleave the rotary halves of query and key rows.
         norms_less_one: checkpoints hold the weights of norms less one, but those of `whole`.
         whole: parts.
+        hf_stacked: names in checkpoints of tensors with a part of all experts, where they are
+            there; parts of one tensor are rows of each expert in turn. Likewise `gguf_stacked`,
+            beside GGUF's usual ones.
+        rows: parts that are matrices of one row, which GGUF files have as vectors.
         bare: names in files that have no ".weight" behind them; of no norms.
         logarithms: parts of which checkpoints hold the logarithm of the opposite.
         gated_queries: of each head "q" has first its queries, then what gates its results.
@@ -90,6 +95,7 @@ class Family:
     hf: str
     gguf: str
     hf_ends: Mapping[str, str] = field(default_factory=lambda: HF_ENDS)
+    gguf_ends: Mapping[str, str] = field(default_factory=dict)
     hf_layers: str = "model.layers"
     hf_parts: Mapping[str, str] = field(default_factory=lambda: HF_PARTS)
     gguf_parts: Mapping[str, str] = field(default_factory=lambda: GGUF_PARTS)
@@ -97,6 +103,9 @@ class Family:
     interleaved: bool = False
     norms_less_one: bool = False
     whole: Sequence[str] = ()
+    hf_stacked: Mapping[str, str] = field(default_factory=dict)
+    gguf_stacked: Mapping[str, str] = field(default_factory=dict)
+    rows: Sequence[str] = ()
     bare: Sequence[str] = ()
     logarithms: Sequence[str] = ()
     gated_queries: bool = False
@@ -113,7 +122,6 @@ class Family:
 def heads_of(config: ModelConfig, index: int) -> Heads:
     """Return the attention of a layer."""
     name = f"layers.{index}"
-    norms = (f"{name}.q_norm", f"{name}.k_norm") if config.qk_norm else (None, None)
     scale = config.attention_scale or 1 / math.sqrt(config.head_dim)
     window = config.windows[index] if config.windows else 0
     return Heads(
@@ -123,7 +131,9 @@ def heads_of(config: ModelConfig, index: int) -> Heads:
         scale,
         rotary(config, index),
         window,
-        *norms,
+        f"{name}.q_norm" if config.qk_norm else None,
+        f"{name}.k_norm" if config.qk_norm else None,
+        config.temperature,
     )
 
 

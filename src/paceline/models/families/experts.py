@@ -22,17 +22,22 @@ from paceline.models.ops import Experts, Ops, Rows
 
 
 def feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
-    """Mixture of experts, added to the stream; of a dense layer SwiGLU."""
+    """Mixture of experts, added to the stream, with the shared one; of a dense layer SwiGLU."""
     if config.experts is None or index in config.dense_layers:
         return llama_feed_forward(ops, config, index, x)
     name = f"layers.{index}"
     normed = ops.norm(x, f"{name}.ffn_norm")
+    if config.experts.shared:
+        parts = [f"{name}.shared_{part}" for part in ("gate", "up", "down", "by")]
+        inner = ops.gated(normed, parts[:2], activation=config.activation)
+        x = x + ops.gate(ops.linear(inner, parts[2:3]), ops.linear(normed, parts[3:]))
     weights = ops.route(normed, f"{name}.router", config.experts)
     names = f"{name}.experts", config.experts
     return ops.mix(normed, weights, *names, activation=config.activation, residual=x)
 
 
-def _parts(router: str, expert: str, names: tuple[str, str, str]) -> dict[str, str]:
+def parts_of(router: str, expert: str, names: tuple[str, str, str]) -> dict[str, str]:
+    """Return names of a layer's router and experts, whose `{}` are number and part."""
     own = zip(("gate", "up", "down"), names, strict=True)
     return {"router": router} | {f"experts.{part}": expert.format(theirs) for part, theirs in own}
 
@@ -64,8 +69,8 @@ def _qwen3_from_gguf(get: Get) -> dict[str, Any]:
 QWEN3_MOE = Family(
     "qwen3_moe",
     "qwen3moe",
-    hf_parts=HF_PARTS | _parts("mlp.gate", "mlp.experts.{{}}.{}", _QWEN),
-    gguf_parts=GGUF_PARTS | _parts("ffn_gate_inp", "ffn_{}_exps", ("gate", "up", "down")),
+    hf_parts=HF_PARTS | parts_of("mlp.gate", "mlp.experts.{{}}.{}", _QWEN),
+    gguf_parts=GGUF_PARTS | parts_of("ffn_gate_inp", "ffn_{}_exps", ("gate", "up", "down")),
     from_hf=_qwen3_from_hf,
     from_gguf=_qwen3_from_gguf,
     halves=_HALVES,
@@ -82,7 +87,7 @@ MIXTRAL = Family(
     "mixtral",
     "",
     hf_parts=HF_PARTS
-    | _parts("block_sparse_moe.gate", "block_sparse_moe.experts.{{}}.{}", ("w1", "w3", "w2")),
+    | parts_of("block_sparse_moe.gate", "block_sparse_moe.experts.{{}}.{}", ("w1", "w3", "w2")),
     from_hf=_mixtral_from_hf,
     halves=_HALVES,
 )
@@ -96,7 +101,7 @@ BLOCKFFN = Family(
     "llama_blockffn",
     "",
     hf_parts=HF_PARTS
-    | _parts("mlp.router_proj", "mlp.experts.{{}}.{}", _QWEN)
+    | parts_of("mlp.router_proj", "mlp.experts.{{}}.{}", _QWEN)
     | {"router_norm": "mlp.router_norm"},
     from_hf=_blockffn_from_hf,
     halves=_HALVES,

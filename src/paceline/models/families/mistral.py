@@ -8,9 +8,10 @@ from typing import Any
 from paceline.models.families.base import Family
 
 
-def _from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
+def windows(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sliding windows of the layers, which are alike."""
     window = int(config.get("sliding_window") or 0)
     return {"windows": (window,) * int(config["num_hidden_layers"])} if window else {}
 
 
-MISTRAL = Family("mistral", "llama", interleaved=True, from_hf=_from_hf)
+MISTRAL = Family("mistral", "llama", interleaved=True, from_hf=windows)

@@ -1,4 +1,5 @@
-"""Qwen 3.5 to 3.8, dense (Qwen Team 2026): three gated delta rules, then one gated attention.
+"""Qwen 3.5 to 3.8 (Qwen Team 2026): three gated delta rules, then one gated attention; dense, or
+with experts of which one is shared.
 
 GGUF files hold value heads in another order than checkpoints: `DeltaRule.tiled`.
 """
@@ -6,6 +7,7 @@ GGUF files hold value heads in another order than checkpoints: `DeltaRule.tiled`
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from paceline.errors import ModelError
@@ -19,7 +21,8 @@ from paceline.models.families.base import (
     heads_of,
     llama_feed_forward,
 )
-from paceline.models.ops import DeltaRule, Ops, Rows, Sight
+from paceline.models.families.experts import feed_forward, parts_of
+from paceline.models.ops import DeltaRule, Experts, Ops, Rows, Sight
 
 _EVERY = 4  # layer of which one has attention
 _ROTATED = 0.25
@@ -167,4 +170,53 @@ QWEN3_5 = Family(
     },
     mtp=_drafts,
     halves=(_mixer, llama_feed_forward),
+)
+
+
+def _moe_entries(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_entries(config), "intermediate_size": config["moe_intermediate_size"]}
+
+
+def _moe_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
+    count, used = int(config["num_experts"]), int(config["num_experts_per_tok"])
+    return {**_from_hf(config), "experts": Experts(count, used, True, shared=True)}
+
+
+def _moe_from_gguf(get: Get) -> dict[str, Any]:
+    count, used = int(get("expert_count")), int(get("expert_used_count"))
+    return {**_from_gguf(get), "experts": Experts(count, used, True, shared=True)}
+
+
+_PARTS = ("gate", "up", "down")
+
+QWEN3_5_MOE = replace(
+    QWEN3_5,
+    hf="qwen3_5_moe_text",
+    gguf="qwen35moe",
+    hf_parts={
+        **QWEN3_5.hf_parts,
+        **parts_of("mlp.gate", "mlp.experts.{{}}.{}_proj", _PARTS),
+        **{f"shared_{part}": f"mlp.shared_expert.{part}_proj" for part in _PARTS},
+        "shared_by": "mlp.shared_expert_gate",
+    },
+    gguf_parts={
+        **QWEN3_5.gguf_parts,
+        **parts_of("ffn_gate_inp", "ffn_{}_exps", _PARTS),
+        **{f"shared_{part}": f"ffn_{part}_shexp" for part in _PARTS},
+        "shared_by": "ffn_gate_inp_shexp",
+    },
+    hf_stacked={
+        "experts.gate": "mlp.experts.gate_up_proj",
+        "experts.up": "mlp.experts.gate_up_proj",
+        "experts.down": "mlp.experts.down_proj",
+    },
+    gguf_stacked=dict.fromkeys(("experts.gate", "experts.up"), "ffn_gate_up_exps.weight"),
+    rows=("shared_by",),
+    wraps="qwen3_5_moe",
+    entries=_moe_entries,
+    from_hf=_moe_from_hf,
+    from_gguf=_moe_from_gguf,
+    hf_mtp={},
+    mtp=None,
+    halves=(_mixer, feed_forward),
 )

@@ -59,16 +59,17 @@ void join(Joint joint, int64_t count, int64_t width, const Operand& a, const Ope
     const auto together = [joint](Vec x, Vec y) {
         if (joint == Joint::silu) return silu(x);
         if (joint == Joint::lstm_gate) return sigmoid(x) * (sigmoid(y * 2.0f) * 2.0f - 1.0f);
-        if (joint == Joint::gate) return x * sigmoid(y);
+        if (joint == Joint::gate || joint == Joint::gate_row) return x * sigmoid(y);
         return joint == Joint::sum ? x + y : x * y;
     };
     each(count, count > 16, [&](int64_t r) {
         const float *x = a.row(r, width), *y = b.row(r, width);
+        const bool one = joint == Joint::gate_row;
         int64_t d = 0;
         for (; d + kLanes <= width; d += kLanes) {
-            store(out[r] + d, together(load(x + d), load(y + d)));
+            store(out[r] + d, together(load(x + d), one ? all(y[0]) : load(y + d)));
         }
-        for (; d < width; ++d) out[r][d] = together(all(x[d]), all(y[d]))[0];
+        for (; d < width; ++d) out[r][d] = together(all(x[d]), all(y[one ? 0 : d]))[0];
     });
 }
 

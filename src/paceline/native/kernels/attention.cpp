@@ -118,8 +118,10 @@ class Pass {
         float* to = queries;
         for (int r = group.first; r < group.first + group.count; ++r) {
             const int position = row(r).position;
+            const float* more = layer_.query_factors;
+            const float scale = more ? shape_.scale * more[position] : shape_.scale;
             for (int h = kv_head * ratio_; h < (kv_head + 1) * ratio_; ++h, to += shape_.width) {
-                rotate(qkv[r] + h * shape_.width, layer_.query_norm, position, shape_.scale, to);
+                rotate(qkv[r] + h * shape_.width, layer_.query_norm, position, scale, to);
             }
         }
         return queries;

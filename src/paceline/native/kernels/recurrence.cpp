@@ -141,7 +141,7 @@ void convolve(const Convolution& of, const Recurrences& in, int64_t rows, Rows<c
             for (int j = 0; j <= all.past; ++j) {
                 if (from[j]) total = fma(load(from[j] + d), load(all.of->weights + j * width + d), total);
             }
-            store(all.out[r] + d, silu(total));
+            store(all.out[r] + d, all.of->activated ? silu(total) : total);
         }
         const int64_t node = all.in->node(r);
         if (node < 0) return;

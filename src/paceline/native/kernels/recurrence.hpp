@@ -64,6 +64,7 @@ class Recurrences {
 struct Convolution {
     int64_t width, tail;
     const float* weights;  // [taps, width]
+    int64_t activated;     // SiLU comes after
 };
 
 //   x:       [rows, width]

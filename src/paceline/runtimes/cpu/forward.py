@@ -274,9 +274,9 @@ class Forward:
         )
         program.paths("rows")
         self._records: Columns | None = None
-        if pool.states is not None and config.delta is not None:
+        if pool.states is not None:
             self._records = program.buffer("nodes", pool.states.shape.record_size)
-            program.recurrences(config.delta.taps)
+            program.recurrences(config.taps)
             ops.records = self._records
         if given:
             first = program.buffer("rows", width)

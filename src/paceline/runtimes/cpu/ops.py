@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple, Self
 
@@ -14,7 +15,17 @@ import numpy as np
 
 from paceline.core.types import LogitArray
 from paceline.errors import ModelError, RuntimeUnavailable
-from paceline.models.ops import KV, Activation, DeltaRule, Experts, Heads, Name, Names, Sight
+from paceline.models.ops import (
+    KV,
+    Activation,
+    DeltaRule,
+    Experts,
+    Heads,
+    Name,
+    Names,
+    Sight,
+    Temperature,
+)
 from paceline.native.blocks import GROUP
 from paceline.native.library import KV_DTYPES, CDelta, CHeads, CMatrix, attends
 from paceline.native.packed import LANES
@@ -23,6 +34,7 @@ from paceline.native.program import (
     BLOCK,
     CONTEXT,
     GATE,
+    GATE_ROW,
     GATES,
     ITSELF,
     LAST,
@@ -118,6 +130,11 @@ class Rows:
     def __del__(self) -> None:
         if self._place is not None and self._holder is None:
             self._owner.give_back(self.count, *self._place)
+
+
+@lru_cache(maxsize=4)
+def _query_factors(of: Temperature, positions: int) -> LogitArray:
+    return of.at(np.arange(positions))
 
 
 def nothing(_: Columns) -> None: ...
@@ -339,7 +356,7 @@ class CpuOps(Recorder):
         )
 
     def gate(self, x: Rows, by: Rows) -> Rows:
-        return self.join(GATE, x, by)
+        return self.join(GATE if by.width == x.width else GATE_ROW, x, by)
 
     def concat(self, parts: Sequence[Rows]) -> Rows:
         def record(to: Columns) -> None:
@@ -407,8 +424,13 @@ class CpuOps(Recorder):
             for name in (heads.query_norm, heads.key_norm)
         ]
 
+        longest, grows = self.program.longest, heads.temperature
+        factors = None if grows is None else _query_factors(grows, longest)
+
         def record(to: Columns) -> None:
-            self.program.attention(memory, angles, norms, x.columns(), to, asked, heads=shape)
+            self.program.attention(
+                memory, angles, norms, x.columns(), to, asked, heads=shape, factors=factors
+            )
 
         group = heads.heads // heads.kv_heads * heads.width
         width = heads.heads * heads.width
@@ -419,13 +441,15 @@ class CpuOps(Recorder):
             out.columns()
         return out
 
-    def convolve(self, layer: int, x: Rows, name: str) -> Rows:
+    def convolve(self, layer: int, x: Rows, name: str, *, activated: bool = True) -> Rows:
         weights = self._matrices.required(name)
         weights = np.ascontiguousarray(weights.reshape(x.width, -1).T)
         shape, records = self._recurrence(layer)
 
         def record(to: Columns) -> None:
-            self.program.convolve(weights, shape.place(layer), x.columns(), records, to)
+            self.program.convolve(
+                weights, shape.place(layer), x.columns(), records, to, activated=activated
+            )
 
         return self._like(x, x.width, record)
 

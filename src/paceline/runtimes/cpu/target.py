@@ -66,11 +66,13 @@ def check_kv_precision(precision: str) -> KvDtype:
 
 
 def _state_shape(config: ModelConfig) -> StateShape | None:
-    rule = config.delta
-    if rule is not None and (rule.key_width % LANES or rule.value_width % LANES or rule.taps > 8):
+    rule, taps = config.delta, config.taps
+    widths = (config.hidden_size,) if rule is None else (rule.key_width, rule.value_width)
+    if taps > 8 or (taps and any(width % LANES for width in widths)):
+        what = "short convolutions" if rule is None else "delta rules"
         raise ModelError(
-            f"delta rules of widths {rule.key_width} and {rule.value_width} over {rule.taps} rows "
-            f"do not run here (multiples of {LANES}, at most 8): use --runtime torch"
+            f"{what} of width {' and '.join(map(str, widths))} over {taps} rows do not run here "
+            f"(multiples of {LANES}, at most 8 rows): use --runtime torch"
         )
     return StateShape.of(config)
 

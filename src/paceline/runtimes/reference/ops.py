@@ -246,9 +246,12 @@ class ReferenceOps:
         groups = heads.heads // heads.kv_heads
         keys, values = stored.astype(np.float32).repeat(groups, axis=2)
         paths = _paths(mask, heads.window)
-        return attention(q * np.float32(heads.scale), keys, values, paths).reshape(len(q), -1)
+        scale = np.full(len(q), heads.scale, np.float32)
+        if heads.temperature is not None:
+            scale = scale * heads.temperature.at(seen.positions[-len(q) :])
+        return attention(q * scale[:, None, None], keys, values, paths).reshape(len(q), -1)
 
-    def convolve(self, layer: int, x: Rows, name: str) -> Rows:
+    def convolve(self, layer: int, x: Rows, name: str, *, activated: bool = True) -> Rows:
         weights = self._formats.required(name).reshape(x.shape[1], -1)
         before = np.zeros((weights.shape[1] - 1, x.shape[1]), np.float32)
         read: list[LogitArray] = []  # by row
@@ -259,7 +262,7 @@ class ReferenceOps:
         out = np.zeros_like(x)
         for tap, own in enumerate(np.stack(read, axis=1)):
             out = fma(own, weights[:, tap], out)
-        return active(out, "silu")
+        return active(out, "silu") if activated else out
 
     def delta(self, layer: int, x: Rows, gates: Rows, name: str, rule: DeltaRule) -> Rows:
         parts = np.split(x, [rule.keys, 2 * rule.keys], axis=1)
