@@ -379,9 +379,18 @@ class Rounded(dict[str, npt.NDArray[np.float32]]):
 
 
 def write(
-    path: Path, config: ModelConfig, weights: Weights, kind: str, entries: dict[str, Any]
+    path: Path,
+    config: ModelConfig,
+    weights: Weights,
+    kind: str,
+    entries: dict[str, Any],
+    *,
+    fuse: bool = False,
 ) -> Rounded:
-    """Write a file as llama.cpp's converter would; the tensors as they can be read back."""
+    """Write a file as llama.cpp's converter would; the tensors as they can be read back.
+
+    `fuse` puts gate and up of all experts into one tensor.
+    """
     family = family_of(config)
     writer = gguf.GGUFWriter(path, family.gguf)
     add, arch = writer.add_key_value, family.gguf
@@ -480,6 +489,10 @@ def write(
             place += ".bias" if rest else ""
         out[name] = quantized(values, "F32" if place.endswith(".conv") else kind)[0]
         fused.setdefault(place if place.endswith(".bias") else f"{place}.weight", []).append(values)
+    for layer in range(config.layers if fuse else 0):
+        gates, ups = (fused.pop(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up"))
+        both = [np.concatenate(pair) for pair in zip(gates, ups, strict=True)]
+        fused[f"blk.{layer}.ffn_gate_up_exps.weight"] = both
     for place, pieces in fused.items():
         whole = np.stack(pieces) if "_exps" in place else np.concatenate(pieces)
         _, blocks = quantized(whole, "F32" if "conv1d" in place or ".conv." in place else kind)
@@ -652,7 +665,16 @@ def test_wrong_wirings_are_seen(
 def test_experts_in_one_tensor_are_those_in_many(tmp_path: Path) -> None:
     """As checkpoints of Qwen 3.5 are published; in GGUF files gate and up may be one too."""
     original("qwen3.5-moe", tmp_path)
-    expected = logits(DirectorySource(tmp_path).config, DirectorySource(tmp_path).weights())
+    source = DirectorySource(tmp_path)
+    expected = logits(source.config, source.weights())
+    for kind in ("F32", "Q8_0"):
+        read = []
+        for fuse in (False, True):
+            path = tmp_path / f"{kind}{fuse}.gguf"
+            write(path, source.config, source.weights(), kind, {}, fuse=fuse)
+            assert ("blk.0.ffn_gate_up_exps.weight" in GGUFFile(path)) == fuse
+            read.append(logits(GGUFFile(path).config, gguf_weights(GGUFFile(path))))
+        assert np.array_equal(*read)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     for layer in range(4):
