@@ -164,7 +164,8 @@ def attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     """Return attention over normed rows, before its output matrix."""
     names = LayerNames.of(index)
     qkv = ops.linear(x, names.qkv, norm=names.norm)
-    return ops.attend(index, qkv, heads_of(config, index))
+    layer = config.attention_layers.index(index) if config.recurrent else index
+    return ops.attend(layer, qkv, heads_of(config, index))
 
 
 def feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
@@ -182,9 +183,8 @@ def add_attention(
     layer: int = 0,
     *,
     read: Rows | None = None,
-    scale: float = 1.0,
 ) -> Rows:
-    """Return the stream with attention added, times `scale`.
+    """Return the stream with attention added.
 
     Attention is that of `layer`, caches as it, and reads `read`, or else the stream `x`. After
     "last" the stream goes on with the last rows.
@@ -192,7 +192,7 @@ def add_attention(
     qkv = ops.linear(x if read is None else read, names.qkv, norm=names.norm)
     mixed = ops.attend(layer, qkv, heads_of(config, layer), sees)
     residual = ops.last(x) if sees == "last" else x
-    return ops.linear(mixed, [names.o], scale=scale, residual=residual)
+    return ops.linear(mixed, [names.o], residual=residual)
 
 
 def add_feed_forward(
@@ -205,8 +205,8 @@ def add_feed_forward(
 
 def llama_attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     """Attention, added to the stream (Touvron et al. 2023)."""
-    names, scale = LayerNames.of(index), config.residual_scale
-    return add_attention(ops, config, names, x, layer=index, scale=scale)
+    mixed, scale = attention(ops, config, index, x), config.residual_scale
+    return ops.linear(mixed, [LayerNames.of(index).o], scale=scale, residual=x)
 
 
 def llama_feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:

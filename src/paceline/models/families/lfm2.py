@@ -16,8 +16,7 @@ from paceline.models.families.base import (
     Family,
     Get,
     LayerNames,
-    add_attention,
-    heads_of,
+    llama_attention,
     llama_feed_forward,
 )
 from paceline.models.ops import Ops, Rows
@@ -57,11 +56,10 @@ def _hybrid(taps: int, convolved: list[bool]) -> dict[str, Any]:
 
 
 def _mixer(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
-    names, name = LayerNames.of(index), f"layers.{index}.conv"
     if index not in config.recurrent:
-        layer = config.attention_layers.index(index)
-        return add_attention(ops, names, heads_of(config, index), x, layer=layer)
-    read = ops.linear(x, [f"{name}_in"], norm=names.norm)
+        return llama_attention(ops, config, index, x)
+    name = f"layers.{index}.conv"
+    read = ops.linear(x, [f"{name}_in"], norm=LayerNames.of(index).norm)
     before, behind, values = ops.split(read, [config.hidden_size] * 3)
     layer = config.recurrent.index(index)
     mixed = ops.convolve(layer, before * values, f"{name}_taps", activated=False)
