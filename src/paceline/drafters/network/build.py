@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, cast
 
 from paceline.core.options import arguments
 from paceline.drafters.base import DrafterContext
+from paceline.drafters.network.first_drafts import FirstDrafts
 from paceline.drafters.network.online import Learning, LearntFile, Online, find_learner
 from paceline.drafters.network.stopping_head import (
     MIN_CHAIN_PROB,
@@ -42,7 +43,7 @@ class DrafterParts:
     """Parts of a trained drafter; `options` are those left for the drafter's constructor.
 
     `places` are those of what it reads among the parts of the target's features; None for the usual
-    parts, all of them.
+    parts, all of them. `first` counts the drafts of a published head.
     """
 
     begin: LoadedNetwork
@@ -51,6 +52,7 @@ class DrafterParts:
     head: AcceptanceHead | None
     online: Online[LoadedNetwork] | None
     places: Sequence[int] | None = None
+    first: FirstDrafts | None = None
 
     @classmethod
     def load(cls, context: DrafterContext, name: str, reads: bool) -> Self:
@@ -137,7 +139,8 @@ class DrafterParts:
             head = head.changed(changes, config.layers)
         trained = head.fit(config, source.weights(), context.model)
         places = cast(NetworkTarget, target).read_boundaries(head.boundaries(config.layers))
-        return cls._fixed(trained, run, context, options, places)
+        first = FirstDrafts(str(head.path), head.made_for, source.name)
+        return replace(cls._fixed(trained, run, context, options), places=places, first=first)
 
     @classmethod
     def _fixed(
@@ -146,12 +149,11 @@ class DrafterParts:
         run: Callable[[Trained], Runner],
         context: DrafterContext,
         options: dict[str, str],
-        places: Sequence[int] | None = None,
     ) -> Self:
         # Weights that stay as they are.
         runner = run(trained)
         loaded = LoadedNetwork(runner, TreeDrafts.chosen(context, runner, trained))
-        return cls(loaded, options, trained, None, None, places)
+        return cls(loaded, options, trained, None, None)
 
     def stopping_head(self, stop: float) -> AcceptanceStop | None:
         """Return the chain stop of an acceptance head, if any; `stop` counts if the user set it."""

@@ -17,6 +17,7 @@ from paceline.core.target import Output
 from paceline.core.types import Budget, LogitArray, Needs, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.network.build import DrafterParts, LoadedNetwork
+from paceline.drafters.network.first_drafts import FirstDrafts
 from paceline.drafters.network.online import Online
 from paceline.drafters.network.stopping_head import AcceptanceStop
 from paceline.drafters.network.trees import TreeDrafts
@@ -173,6 +174,7 @@ class TrainedDrafter(Drafter):
         self._places: Sequence[int] | None = None  # of the parts of features that it reads
         self._width = 0  # of a part; 0 to read all
         self._stopping_head: AcceptanceStop | None = None
+        self._first: FirstDrafts | None = None
         self.gumbel_coupled = True
 
     @classmethod
@@ -184,6 +186,7 @@ class TrainedDrafter(Drafter):
         drafter.expand_by(made.begin.trees)
         drafter._ids = made.trained.draft_ids
         drafter._places, drafter._width = made.places, context.target.hidden_size
+        drafter._first = made.first
         drafter.gumbel_coupled = context.gumbel_coupled
         drafter._stopping_head = made.stopping_head(drafter._stop)
         if made.online is not None:
@@ -350,6 +353,8 @@ class TrainedDrafter(Drafter):
         if progress.chain is not None:
             chances, tokens = progress.chain.chances, progress.chain.tokens
             self._scaling(sequence).learn(chances, tokens, committed)
+            if self._first is not None and not self._first.note(tokens, committed):
+                self._first = None
             progress.chain = None
 
     def close(self, sequence: Generation) -> None:
