@@ -57,12 +57,13 @@ def test_rows_are_put_together_number_by_number(rows: int, width: int) -> None:
             Operand(None, weights=all_slots),
             repeated + np.tile(all_slots, (rows, 1)),
         ),
+        (native_program.TANH, Operand(b), Operand(b), np.tanh(many)),
         (native_program.SILU, Operand(b), Operand(b), many / (1 + np.exp(-many.astype(float)))),
         (
-            native_program.LSTM_GATE,
-            Operand(b),
+            native_program.GATE,
             Operand(a, repeat=slots),
-            np.tanh(repeated) / (1 + np.exp(-many.astype(float))),
+            Operand(b),
+            repeated / (1 + np.exp(-many.astype(float))),
         ),
         (
             native_program.GATE,

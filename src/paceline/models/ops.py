@@ -227,9 +227,7 @@ class Ops(Protocol):
 
     def silu(self, x: Rows) -> Rows: ...
 
-    def lstm_gate(self, gate: Rows, x: Rows) -> Rows:
-        """Return `sigmoid(gate) * tanh(x)`, elementwise."""
-        ...
+    def tanh(self, x: Rows) -> Rows: ...
 
     def gate(self, x: Rows, by: Rows) -> Rows:
         """Return `x * sigmoid(by)`, elementwise, or a row by the one number that `by` has."""

@@ -163,8 +163,8 @@ class TorchOps:
     def silu(self, x: Tensor) -> Tensor:
         return functional.silu(x)
 
-    def lstm_gate(self, gate: Tensor, x: Tensor) -> Tensor:
-        return gate.sigmoid() * x.tanh()
+    def tanh(self, x: Tensor) -> Tensor:
+        return x.tanh()
 
     def gate(self, x: Tensor, by: Tensor) -> Tensor:
         return x * by.sigmoid()

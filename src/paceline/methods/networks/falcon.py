@@ -25,7 +25,7 @@ def lstm(ops: Ops, name: str, x: Rows, width: int) -> Rows:
     A zero state has nothing to forget: there is no forget gate and no recurrent matrix.
     """
     enters, new, leaves = ops.split(ops.linear(x, [name]), (width,) * 3)
-    return ops.lstm_gate(leaves, ops.lstm_gate(enters, new))
+    return ops.gate(ops.tanh(ops.gate(ops.tanh(new), enters)), leaves)
 
 
 class Falcon(Network):

@@ -58,7 +58,7 @@ void join(Joint joint, int64_t count, int64_t width, const Operand& a, const Ope
                   Rows<float> out) {
     const auto together = [joint](Vec x, Vec y) {
         if (joint == Joint::silu) return silu(x);
-        if (joint == Joint::lstm_gate) return sigmoid(x) * (sigmoid(y * 2.0f) * 2.0f - 1.0f);
+        if (joint == Joint::tanh) return sigmoid(x * 2.0f) * 2.0f - 1.0f;
         if (joint == Joint::gate || joint == Joint::gate_row) return x * sigmoid(y);
         return joint == Joint::sum ? x + y : x * y;
     };

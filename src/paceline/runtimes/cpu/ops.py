@@ -39,10 +39,10 @@ from paceline.native.program import (
     ITSELF,
     LAST,
     LENT,
-    LSTM_GATE,
     PRODUCT,
     SILU,
     SUM,
+    TANH,
     Columns,
     Operand,
     Program,
@@ -339,8 +339,8 @@ class CpuOps(Recorder):
     def silu(self, x: Rows) -> Rows:
         return self.join(SILU, x, x)
 
-    def lstm_gate(self, gate: Rows, x: Rows) -> Rows:
-        return self.join(LSTM_GATE, gate, x)
+    def tanh(self, x: Rows) -> Rows:
+        return self.join(TANH, x, x)
 
     def join(self, how: int, x: Rows, y: Rows | Operand) -> Rows:
         """Combine rows elementwise; those of one slot are repeated for each slot."""
