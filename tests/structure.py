@@ -55,7 +55,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 65_828,
+    "lines": 65_884,
     "lines of methods": 11_407,
     "modules": 413,
     "docstrings": 0.14,

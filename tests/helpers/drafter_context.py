@@ -17,7 +17,7 @@ SAME: Any = SimpleNamespace(agrees=lambda other: True)
 def loaded(target: Any, model: str = "", source: Any = None, tokenizer: Any = SAME) -> Loaded:
     """A target by itself, or its capabilities, with a fingerprint or a whole source."""
     target = target if hasattr(target, "capabilities") else SimpleNamespace(capabilities=target)
-    config = getattr(target, "config", SimpleNamespace(eos_token_ids=()))
+    config = getattr(target, "config", SimpleNamespace(eos_token_ids=(), token_to_come=None))
     source = source or SimpleNamespace(fingerprint=model, config=config)
     return Loaded(source, tokenizer, target, RuntimeOptions())
 

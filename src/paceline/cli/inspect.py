@@ -110,6 +110,9 @@ def _of_model(path: str) -> dict[str, Any]:
         f"{config.kv_heads} of {config.head_dim}",
         "vocabulary": config.vocab_size,
         "context": config.max_context,
+        "drafts": "one token after another"
+        if config.token_to_come is None
+        else f"several at once, {config.token_to_come} for those to come (PARD)",
         "matrices": ", ".join(f"{n} of {kind}" for kind, n in Counter(stored).most_common()),
         "published_heads": f"read states of width {config.hidden_size}, and know "
         f"{config.vocab_size} tokens",

@@ -3,7 +3,8 @@ arXiv:2302.01318): a smaller target drafts chains or trees.
 
 Drafts share the target's Gumbel noise, or are sampled with q rows where the verifier is a p/q
 rule. Its LM head may be cut to some tokens, without training (VocabTrim, Goel et al. 2025,
-arXiv:2506.22694).
+arXiv:2506.22694). A model that was trained so foretells a whole draft in one forward, with an id
+that stands for the tokens to come (PARD, An et al. 2025, arXiv:2504.18583).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class DraftModel(Drafter):
         vocab_size: int,
         growth: TreeExpansion,
         recent: int = 256,
+        to_come: int | None = None,
     ) -> None:
         """Bind the draft model.
 
@@ -51,12 +53,18 @@ class DraftModel(Drafter):
             vocab_size: rows of the target's head.
             growth: of trees.
             recent: it reads at most so many tokens of a prompt, the last ones.
+            to_come: id that it reads for tokens to come; None for a model that knows none.
 
         Raises:
-            InvalidOption: `recent` is below 1.
+            InvalidOption: `recent` is below 1, or the model has no row for `to_come`.
         """
         require(recent >= 1, "recent", recent, "1 or more")
         self._rows = model.capabilities.vocab_size
+        known = to_come is None or 0 <= to_come < self._rows
+        require(known, "pard_token of the draft model", to_come, f"one of its {self._rows} tokens")
+        self._to_come = to_come
+        self._depths: dict[int, int] = {}  # of drafts that are asked for
+        self._foretold: dict[int, LogitArray] = {}  # by depth, [depth, rows]
         self._size, self._ids = vocab_size, None
         if model.capabilities.head is not None:
             self._ids = np.array(model.capabilities.head, dtype=np.int64)
@@ -99,7 +107,8 @@ class DraftModel(Drafter):
             ends = context.resources.loaded.source.config.eos_token_ids
             head = lambda rows: draft_vocabulary(vocabulary, min(size, rows), ends)  # noqa: E731
         model = model or cls._load(context.resources, head)
-        return cls(model.target, size, growth, **chosen)
+        to_come = model.source.config.token_to_come
+        return cls(model.target, size, growth, **chosen, to_come=to_come)
 
     @classmethod
     def _load(cls, resources: Resources, head: Head | None) -> Loaded:
@@ -121,7 +130,12 @@ class DraftModel(Drafter):
         ) -> list[list[Distribution]]:
             return self._distributions([sequences[index] for index in indices], asks)
 
-        rooms = map(self._room, sequences)
+        rooms = list(map(self._room, sequences))
+        self._foretold.clear()
+        self._depths = {
+            sequence.id: min(budget.nodes, budget.depth, room)
+            for sequence, budget, room in zip(sequences, budgets, rooms, strict=True)
+        }
         drafts = expand(self._expansion, sequences, budgets, rooms, distributions)
         for sequence, draft in zip(sequences, drafts, strict=True):
             # Every path starts with the trunk, so what is cached of it may agree with the commit.
@@ -208,6 +222,8 @@ class DraftModel(Drafter):
     def _distributions(
         self, sequences: Sequence[Generation], asks: Sequence[DistributionRequest]
     ) -> list[list[Distribution]]:
+        if self._to_come is not None:
+            return self._of_depths(sequences, asks)
         # The trunk of a tree is fed like committed tokens and stays in the cache: a chain costs one
         # row per token. Branches are fed again at every level, as a draft.
         asked: list[Rows] = []
@@ -239,6 +255,34 @@ class DraftModel(Drafter):
             for sequence, (tree, nodes), output, picked in zip(
                 sequences, asks, outputs, rows, strict=True
             )
+        ]
+
+    def _of_depths(
+        self, sequences: Sequence[Generation], asks: Sequence[DistributionRequest]
+    ) -> list[list[Distribution]]:
+        # A distribution hangs on the depth alone. The rows of tokens to come are not kept.
+        assert self._to_come is not None
+        new = [sequence for sequence in sequences if sequence.id not in self._foretold]
+        asked: list[Rows] = []
+        for sequence in new:
+            self._shorten(sequence, len(sequence.tokens) - 1)
+            cache, begin = self._caches[sequence.id], self._begins[sequence.id]
+            ahead = [self._to_come] * (self._depths[sequence.id] - 1)
+            known = self._known(sequence.tokens[begin + cache.length :])
+            asked.append(Rows.draft(cache, known, trees.chain(ahead) if ahead else None))
+        for each, sequence, output in zip(
+            asked, new, self._model.forward(asked) if asked else (), strict=True
+        ):
+            self._model.keep(each.cache, each.num_new, ())
+            self._foretold[sequence.id] = output.logits.copy()
+        return [
+            [
+                self._distribution(
+                    sequence, self._foretold[sequence.id][len(path)], tree.tokens[path].tolist()
+                )
+                for path in (list(trees.path_to(tree, node)) for node in nodes)
+            ]
+            for sequence, (tree, nodes) in zip(sequences, asks, strict=True)
         ]
 
     def _known(self, tokens: Sequence[int]) -> Sequence[int]:

@@ -52,6 +52,7 @@ class ModelConfig:
         recurrent: layers with a state in place of attention.
         denoises: how it fills a canvas, if it was trained to.
         pooling: how the state of a text is made of those of its tokens.
+        token_to_come: it was trained to foretell where this id stands for tokens (PARD).
     """
 
     family: str
@@ -89,6 +90,7 @@ class ModelConfig:
     recurrent: tuple[int, ...] = ()
     denoises: CanvasTraits | None = None
     pooling: Pooling = "last"
+    token_to_come: int | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads or self.head_dim % 2:
@@ -158,6 +160,7 @@ class ModelConfig:
                 "rope_divisors": divisors,
                 "rope_factor": factor,
                 "rotated": rotated,
+                "token_to_come": config.get("pard_token", config.get("ptd_token_id")),
             }
             return cls(**{**general, **changes(config)})
         except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:

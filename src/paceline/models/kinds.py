@@ -104,6 +104,7 @@ _DRAFTERS = (
     (r"Gemma4\w*Assistant|gemma4[-_]assistant", "Gemma 4 assistant"),
     (r"[Mm]edusa", "Medusa"),
     (r"MLPSpeculator|mlp_speculator", "MLP speculator"),
+    (r"pard2", "PARD-2"),
 )
 
 
@@ -120,8 +121,12 @@ def drafter_kind(config: Mapping[str, Any]) -> str | None:
     """Return what kind of published drafter a `config.json` or GGUF metadata is of, if any."""
     named = config.get("architectures")
     words = [config.get("speculators_model_type"), config.get("general.architecture")]
-    words += [config.get("model_type"), *(named if isinstance(named, list) else ())]
-    keys = ("draft_vocab_size", "dflash_config")
+    words += [
+        config.get("model_type"),
+        config.get("spd_type"),
+        *(named if isinstance(named, list) else ()),
+    ]
+    keys = ("draft_vocab_size", "dflash_config", "pard2_target_layers")
     said = " ".join(map(str, [*words, *(key for key in keys if key in config)]))
     return next((kind for pattern, kind in _DRAFTERS if re.search(pattern, said)), None)
 
