@@ -15,6 +15,7 @@ from tests.helpers.schemas import is_valid
 from tests.helpers.tiny_model import tiny_tokenizer
 
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.models.calls import CallForm
 from paceline.models.grammar import MOST_CALLS, Grammar, Grammars, GrammarState
 from paceline.models.text import Tokenizer
 
@@ -241,7 +242,12 @@ def test_tool_calls() -> None:
 
 def test_tool_calls_in_other_shapes() -> None:
     calls = GRAMMARS.tool_calls(
-        TOOLS, "required", begin="[", end="]", between=", ", keys=("tool", "parameters")
+        TOOLS,
+        "required",
+        begin="[",
+        end="]",
+        between=", ",
+        form=CallForm('{"tool": "', '", "parameters": ', "}"),
     )
     one = '{"tool": "stop", "parameters": {}}'
     assert says(calls, f"[{one}, {one}]")

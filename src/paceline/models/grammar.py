@@ -18,6 +18,7 @@ from paceline.core.cache import read_text
 from paceline.core.options import check_text
 from paceline.core.types import BoolArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.models.calls import OBJECT, CallForm, Notation
 from paceline.models.gbnf import lark_lines
 from paceline.models.patterns import LONGEST, Untranslated, terminal
 from paceline.models.schemas import COMPACT, FREE, LARGEST, SPACED, SchemaRules, Spacing
@@ -177,10 +178,10 @@ class Grammars:
         self._tags: tuple[str, str] | None = None  # of reasoning that text may hold
         self._words  # noqa: B018 (raises)
 
-    def behind(self, reasoning: tuple[str, str], opened: bool = False) -> Grammars:
+    def behind(self, reasoning: tuple[str, str], opened: bool = False, head: str = "") -> Grammars:
         """Return these for answers that may begin with reasoning, between two tags.
 
-        If the prompt has `opened` it, the answer begins within.
+        If the prompt has `opened` it, the answer begins within. `head` is written behind it.
         """
         other = copy(self)
         first, last = map(self._spelled, reasoning)
@@ -189,7 +190,8 @@ class Grammars:
         other._reasoning = "\n".join(
             [
                 "%llguidance {}",
-                f"start: {'thought GAP?' if opened else f'(GAP? {first} thought GAP?)?'} @answer",
+                f"start: {'thought GAP?' if opened else f'(GAP? {first} thought GAP?)?'} "
+                f"{self._spelled(head)} @answer",
                 f"thought: {thought}spelled",
                 f"spelled[lazy]: TEXT {_quoted(reasoning[1])}",
                 _GAP,
@@ -262,11 +264,12 @@ class Grammars:
         end: str = "\n</tool_call>",
         between: str | None = None,
         parallel: bool = True,
-        keys: tuple[str, str] = ("name", "arguments"),
+        form: CallForm = OBJECT,
+        said: str = "",
         compact: bool = False,
         strict: bool = True,
     ) -> Grammar:
-        """Return answers that call tools as `{"name": ..., "arguments": ...}`.
+        """Return answers that call tools, in the form that a model was trained on.
 
         Args:
             tools: each with a name and a JSON schema "parameters", or that below "function".
@@ -277,7 +280,8 @@ class Grammars:
             between: between calls in a row; None closes and opens again: `end`, a line break,
                 `begin`.
             parallel: up to `MOST_CALLS` calls in a row are allowed.
-            keys: of the name and of the arguments.
+            form: of a call.
+            said: before an answer without a call, where that and a call are messages.
             compact: arguments are spaced as the template shows calls, else as the model likes.
             strict: as of `json_schema`, and so is a tool that says "strict"; else also a schema
                 that is wrong is left out, and told.
@@ -289,21 +293,24 @@ class Grammars:
         if not called:
             known = ", ".join(each[0] for each in map(_function, tools)) or "there is none"
             raise InvalidOption(f"mode {mode!r} calls a tool that is not given ({known})")
-        style = SPACED if compact else FREE
+        notation = form.notation
+        style = SPACED if compact or notation else FREE
+        style = COMPACT if notation and notation.quote != '"' else style
         calls, rows, unheld, size = [], [], [], 0
         for number, (name, schema, firm) in enumerate(called):
             named = f"the schema of tool {name!r}"
             try:
-                rules = self._rules(schema, style, named, strict or firm, f"t{number}")
+                rules = self._rules(schema, style, named, strict or firm, f"t{number}", notation)
             except InvalidOption as error:
                 if strict or firm:
                     raise
                 unheld.append(f"{name}: {error}")
-                rules = self._rules({"type": "object"}, style, named, True, f"t{number}")
+                anything = {"type": "object"}
+                rules = self._rules(anything, style, named, True, f"t{number}", notation)
             unheld += [f"{name}{each}" for each in rules.unheld]
-            first, second = map(_json_text, keys)
-            head = _quoted(f"{{{first}: {_json_text(name)}, {second}: ")
-            calls.append(f'{head} {rules.root} "}}"')
+            shown = _json_text(name)[1:-1] if form == OBJECT else name
+            head = self._spelled(f"{form.head}{shown}{form.neck}")
+            calls.append(f"{head} {rules.root} {self._spelled(form.tail)}")
             rows += rules.lines
             size += sum(map(len, rules.lines))
             if size > LARGEST:
@@ -312,7 +319,9 @@ class Grammars:
         more = spell(f"{end}\n{begin}" if between is None else between)
         # Some models go on calling as long as they may.
         row = f"call ({more} call){{0,{MOST_CALLS - 1}}}" if parallel else "call"
-        if mode == "auto":
+        if mode == "auto" and said:
+            lines = [f"start: {spell(said)} TEXT | {spell(begin)} call {spell(end)}", _TEXT]
+        elif mode == "auto":
             opening = begin.rstrip()
             if not opening:
                 raise InvalidOption("mode 'auto' needs a begin that text does not hold")
@@ -382,9 +391,17 @@ class Grammars:
         return Grammar(partial(GrammarState, matcher, ends, self._vocabulary, named), unheld)
 
     def _rules(
-        self, schema: Any, style: Spacing, named: str, strict: bool, prefix: str = ""
+        self,
+        schema: Any,
+        style: Spacing,
+        named: str,
+        strict: bool,
+        prefix: str = "",
+        notation: Notation | None = None,
     ) -> SchemaRules:
-        rules = SchemaRules(schema, style, named, prefix, self._known_empty)
+        quote = self._spelled(notation.quote) if notation else ""
+        quote = quote if quote.startswith("<[") else ""
+        rules = SchemaRules(schema, style, named, prefix, self._known_empty, notation, quote)
         if strict and rules.unheld:
             raise InvalidOption(
                 f"{named} has what no grammar holds ({', '.join(rules.unheld)}): leave it out"

@@ -21,6 +21,7 @@ from urllib.parse import unquote
 from paceline.core.options import check_text
 from paceline.errors import InvalidOption
 from paceline.models import numbers, patterns
+from paceline.models.calls import Notation
 from paceline.models.gbnf import unending
 from paceline.models.numbers import Bound
 from paceline.models.patterns import CHAR, Untranslated, terminal
@@ -55,6 +56,8 @@ _HELD |= {"const", "not in", "not pattern", "not here", "not whole", "aside"}
 _OLD = ("extends", "disallow", "divisibleBy")  # of draft 3
 _REST = ("unevaluatedProperties", "unevaluatedItems")
 LARGEST = 300_000  # characters of a grammar
+_ARGUMENTS, _ARGUMENT, _NESTED = range(3)  # levels of what is written
+_NAME = "/[a-zA-Z_][a-zA-Z0-9_]*/"  # of an argument that no schema names
 _LONG, _FAR = 1_000_000, 20_000  # characters and items that no answer reaches
 _DAY = r"(?:0[1-9]|1[0-9]|2[0-8])"
 _LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -127,11 +130,21 @@ class SchemaRules:
     """
 
     def __init__(
-        self, schema: Any, style: Spacing, named: str, prefix: str, is_empty: Callable[[str], bool]
+        self,
+        schema: Any,
+        style: Spacing,
+        named: str,
+        prefix: str,
+        is_empty: Callable[[str], bool],
+        notation: Notation | None = None,
+        quote: str = "",
     ) -> None:
         """Make the rules; names of rules begin with `prefix`.
 
-        `is_empty` says whether no text is of an expression of terminals.
+        Args:
+            is_empty: says whether no text is of an expression of terminals.
+            notation: the schema is of a call's arguments, which are written so.
+            quote: the expression of a token that is the notation's quote, if one is.
 
         Raises:
             InvalidOption: the schema is wrong, allows nothing or is too large.
@@ -143,6 +156,10 @@ class SchemaRules:
         self._prefix = prefix
         self._is_empty = is_empty
         self._style = style
+        self._notation = notation
+        self._quote = quote
+        # Of what is made: all arguments, the value of one, or JSON.
+        self._level = _NESTED if notation is None else _ARGUMENTS
         self._rules: dict[tuple[int, ...], str | None] = {}
         self._dead: set[tuple[int, ...]] = set()  # keys of rules that no text is of
         self._open: set[str] = set()  # names of rules that are being made
@@ -157,10 +174,10 @@ class SchemaRules:
             check_text(named, schema)
             self._objects = [*_objects(schema)]
             self._places = {id(each): place for each, place in self._objects}
-            root = self._rule((schema,))
+            root = self._rule((schema,), self._level)
             while root is not None and self._bury():
                 self.lines, self._rules, self._terms, self._size = [], {}, {}, 0
-                root = self._rule((schema,))
+                root = self._rule((schema,), self._level)
         except RecursionError as error:
             raise self._wrong("is nested too deeply", "flatten it") from error
         if root is None:
@@ -215,13 +232,14 @@ class SchemaRules:
             self._say(f"{name}: {body}")
         return name
 
-    def _rule(self, schemas: Iterable[Schema]) -> str | None:
+    def _rule(self, schemas: Iterable[Schema], level: int | None = None) -> str | None:
         # A rule of what holds under all of some schemas; None if nothing does.
+        level = min(self._level + 1, _NESTED) if level is None else level
         found = self._flat(schemas)
         if found is None:
             return None
         bases, choices = found
-        key = (*map(id, bases), 0, *map(id, choices))
+        key = (level, *map(id, bases), 0, *map(id, choices))
         if key in self._dead:
             self._never("what it requires never ends")
             return None
@@ -231,7 +249,9 @@ class SchemaRules:
             return name
         name = self._rules[key] = self._new()
         self._open.add(name)
+        outer, self._level = self._level, level
         body = self._body(bases, choices)
+        self._level = outer
         self._open.remove(name)
         if body is None and name not in self._again:
             self._rules[key] = None
@@ -521,7 +541,8 @@ class SchemaRules:
     def _body(self, bases: list[Any], choices: list[_Choice]) -> str | None:
         if choices:
             first, *others = choices
-            made = [self._rule([*bases, *others, each]) for each in self._ways(first)]
+            ways = self._ways(first)
+            made = [self._rule([*bases, *others, each], self._level) for each in ways]
             found = [each for each in dict.fromkeys(made) if each is not None]
             return " | ".join(found) or None
         values = self._values(bases)
@@ -529,18 +550,56 @@ class SchemaRules:
             sets = [set(map(_key, base["enum"])) for base in bases if "enum" in base]
             bases = [{k: v for k, v in base.items() if k != "enum"} for base in bases]
             values = [v for v in values if all(_key(v) in s for s in sets) and self._fits(v, bases)]
+            if self._level == _ARGUMENTS:
+                values = [v for v in values if isinstance(v, Mapping)]
             if not values:
                 self._never("its values do not fit")
             return self._literals(values) if values else None
         types = self._types(bases)
         if "number" in types or any(base.get("not whole") for base in bases):
             types.discard("integer")
+        if self._level == _ARGUMENTS:
+            return self._object(bases) if "object" in types else None
         words = [each for each in (None, True, False) if self._fits(each, bases)]
         made = [self._literals(words) if words else None]
-        made += [self._number(bases, kind) for kind in _NUMBERS if kind in types]
-        makers = {"string": self._string, "array": self._array, "object": self._object}
-        made += [maker(bases) for kind, maker in makers.items() if kind in types]
+        made += [self._ended(self._number(bases, kind)) for kind in _NUMBERS if kind in types]
+        made += [self._string(bases)] if "string" in types else []
+        makers = {"array": self._array, "object": self._object}
+        made += [self._ended(make(bases)) for kind, make in makers.items() if kind in types]
         return " | ".join(each for each in made if each is not None) or None
+
+    def _ended(self, made: str | None) -> str | None:
+        # With what closes the value of an argument; that of text is in its terminal.
+        close = self._notation.close if self._notation and self._level == _ARGUMENT else ""
+        return made and f"{made} {self._plain_term(close)}" if close else made
+
+    def _plain_term(self, text: str) -> str:
+        return self._term(f"/{patterns.literal(text, quoted=False)}/")
+
+    @property
+    def _is_json(self) -> bool:
+        # Whether strings are as JSON writes them.
+        given = self._notation
+        raw = given is not None and given.stops and self._level == _ARGUMENT
+        return given is None or (given.quote == '"' and not raw)
+
+    def _text(self, content: str) -> str | None:
+        # A string, by an expression of what stands in it.
+        given = self._notation
+        make = self._some if " & " in content else self._term
+        if given is None or self._is_json:
+            return make(f'/"/ {content} /"/')
+        if given.stops:
+            return make(f"{content} /{patterns.literal(given.close, quoted=False)}/")
+        if not self._quote:
+            quote = f"/{patterns.literal(given.quote, quoted=False)}/"
+            return make(f"{quote} {content} {quote}")
+        # A token of its own: no terminal holds it, and none is empty.
+        full = self._some(f"({content} & /(?s:.)+/)")
+        ways = [] if full is None else [f"{self._quote} {full} {self._quote}"]
+        if not self._is_empty(f"({content} & /(?s:.){{0}}/)"):
+            ways.append(f"{self._quote} {self._quote}")
+        return " | ".join(ways) or None
 
     def _types(self, bases: Sequence[Any]) -> set[str]:
         types = set(_TYPES)
@@ -601,32 +660,60 @@ class SchemaRules:
         return True
 
     def _literals(self, values: Sequence[Any]) -> str:
-        texts = [f"(?:{patterns.literal(v)})" for v in values if isinstance(v, str)]
-        words = [_word(v) for v in values if not isinstance(v, str | list | Mapping)]
-        made = [self._term(f'/"(?:{"|".join(texts)})"/')] if texts else []
-        made += [self._term(f"/{'|'.join(words)}/")] if words else []
-        made += [self._literal(v) for v in values if isinstance(v, list | Mapping)]
-        return " | ".join(made)
+        strings = [v for v in values if isinstance(v, str)]
+        texts = [f"(?:{patterns.literal(v, self._is_json)})" for v in strings]
+        words = [self._word(v) for v in values if not isinstance(v, str | list | Mapping)]
+        made: list[str | None] = []
+        if texts and self._is_json:
+            made.append(self._term(f'/"(?:{"|".join(texts)})"/'))
+        elif texts:
+            made.append(self._text(f"/{'|'.join(texts)}/"))
+        made += [self._ended(self._term(f"/{'|'.join(words)}/"))] if words else []
+        made += [self._ended(self._literal(v)) for v in values if isinstance(v, list | Mapping)]
+        return " | ".join(each for each in made if each is not None)
+
+    def _word(self, value: Any) -> str:
+        if self._notation is not None and (value is None or isinstance(value, bool)):
+            return self._notation.words[0 if value is None else 2 - value]
+        return _word(value)
 
     def _literal(self, value: Any) -> str:
         if not isinstance(value, list | Mapping):
             return self._literals([value])
         begin, end, comma = self._brackets("array" if isinstance(value, list) else "object")
-        if isinstance(value, Mapping):
-            parts = [f"{self._key(k)} {self._literal(v)}" for k, v in value.items()]
-        else:
-            parts = [*map(self._literal, value)]
+        keys = [*map(self._key, value)] if isinstance(value, Mapping) else [""] * len(value)
+        outer, self._level = self._level, min(self._level + 1, _NESTED)
+        inner = value.values() if isinstance(value, Mapping) else value
+        parts = [f"{key} ({self._literals([v])})" for key, v in zip(keys, inner, strict=True)]
+        self._level = outer
         return f"{begin} {f' {comma} '.join(parts)} {end}"
 
     def _brackets(self, kind: str) -> tuple[str, str, str]:
         # The beginning, the end, and what stands between two parts.
+        if self._notation is not None and self._level == _ARGUMENTS:
+            comma = self._notation.comma
+            return '""', '""', self._plain_term(comma) if comma else '""'
         begin, end = (r"\[", r"\]") if kind == "array" else (r"\{", r"\}")
         comma, _, inside = self._style
         first, last = self._term(f"/{begin}{inside}/"), self._term(f"/{inside}{end}/")
         return first, last, self._term(f"/{comma}/")
 
     def _key(self, name: str) -> str:
-        return self._term(f'/"{patterns.literal(name)}"{self._style.colon}/')
+        before, behind = self._around_key()
+        if behind == patterns.literal("=", False) and not name.isidentifier():
+            raise self._wrong(f"has an argument {name!r} that Python cannot name", "rename it")
+        name = patterns.literal(name, before.startswith('"'))
+        return self._term(f"/{before}{name}{behind}/")
+
+    def _around_key(self) -> tuple[str, str]:
+        # Patterns of what stands around the name of a member.
+        given = self._notation
+        if given is not None and self._level == _ARGUMENTS:
+            before, behind = (patterns.literal(each, False) for each in (given.key, given.value))
+            return before, behind
+        if given is not None and given.quote != '"':
+            return "", self._style.colon
+        return '"', f'"{self._style.colon}'
 
     def _number(self, bases: Sequence[Any], kind: str) -> str | None:
         ends: list[list[Bound]] = []
@@ -673,10 +760,8 @@ class SchemaRules:
         return (self._some if places is not None or "~" in made else self._term)(made)
 
     def _string(self, bases: Sequence[Any]) -> str | None:
-        content = self._content(bases)
-        if content is None:
-            return None
-        return (self._some if " & " in content else self._term)(f'/"/ {content} /"/')
+        content = self._content(bases, self._is_json)
+        return None if content is None else self._text(content)
 
     def _sizes(self, bases: Sequence[Any], what: str, far: int) -> tuple[int, int]:
         least = max((int(base.get(f"min{what}", 0)) for base in bases), default=0)
@@ -686,23 +771,31 @@ class SchemaRules:
             self._never(f"min{what} {least} is above {limit} {most}")
         return least, most
 
-    def _content(self, bases: Sequence[Any]) -> str | None:
-        # What stands between quotes.
+    def _content(self, bases: Sequence[Any], quoted: bool = True) -> str | None:
+        # What stands between quotes, of JSON or of another notation.
         least, most = self._sizes(bases, "Length", _LONG)
         if least > most:
             return None
-        parts = [f"/{CHAR}{{{least},{'' if most >= _LONG else most}}}/"]
+        char = CHAR if quoted else "(?s:.)"
+        parts = [f"/{char}{{{least},{'' if most >= _LONG else most}}}/"]
+        given = self._notation
+        ends = given.stops if given is not None else ()
+        ends = ends if quoted or given is None or ends else (given.quote,)
+        if ends:
+            texts = "|".join(patterns.literal(each, quoted) for each in ends)
+            parts.append(f"~/(?s:.)*(?:{texts})(?s:.)*/")
         for base in bases:
             for key, sign in (("pattern", ""), ("not pattern", "~")):
                 if key in base and _is_said(base[key]):
-                    parts.append(f"{sign}{terminal(base[key])}")
+                    parts.append(f"{sign}{terminal(base[key], quoted)}")
                 elif key in base:
                     self._tell([base], key)
             if base.get("format") in _FORMATS:
-                parts.append(terminal(_FORMATS[base["format"]], whole=True))
+                parts.append(terminal(_FORMATS[base["format"]], quoted, whole=True))
             denied = [each for each in base.get("not in", ()) if isinstance(each, str)]
             if denied:
-                parts.append(f"~/(?:{'|'.join(map(patterns.literal, denied))})/")
+                texts = "|".join(patterns.literal(each, quoted) for each in denied)
+                parts.append(f"~/(?:{texts})/")
         return f"({' & '.join(parts)})"
 
     def _array(self, bases: Sequence[Any]) -> str | None:
@@ -872,7 +965,10 @@ class SchemaRules:
                 parts += [f"~{usable[p]}" for p in usable if p not in chosen]
                 if names:
                     parts.append(f"~/(?:{'|'.join(map(patterns.literal, names))})/")
-                key = self._some(f'/"/ ({" & ".join(parts)}) /"{self._style.colon}/')
+                before, behind = self._around_key()
+                parts += [] if before == '"' else [_NAME]
+                lead = f"/{before}/ " if before else ""
+                key = self._some(f"{lead}({' & '.join(parts)}) /{behind}/")
                 ways += [f"{key} {rule}"] if key and rule else []
         return self._new(" | ".join(ways)) if ways else None
 

@@ -46,6 +46,7 @@ _THINK = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
+    ("<|channel>thought", "<channel|>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 _VEILS = 0x20000  # characters that stand for others: letters that are shown as they are

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from paceline.core.constraint import Constraint
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.grammar import Grammars
-from paceline.serving.answers.style import call_grammar
 from paceline.serving.messages import Notes
 from paceline.serving.model import ServedModel
 from paceline.serving.protocol import BadRequest, Body, ResponseFormat
@@ -35,7 +34,7 @@ class Calls(NamedTuple):
         cls, model: ServedModel, tools: Sequence[Json], mode: str, parallel: bool | None
     ) -> Calls | None:
         """Return calls, or None where nothing says that one begins."""
-        opener = "" if model.style.elements else call_grammar(model.style)[0]
+        opener = model.style.before if not model.style.said else ""
         strict = any(tool["function"].get("strict") for tool in tools)
         must = mode != "auto" or strict or (parallel is False and bool(opener))
         return cls(tools, mode, parallel, must) if tools and (must or opener) else None
@@ -97,24 +96,28 @@ def hold(
         raise BadRequest(f"{wish.field}: {error}", wish.field) from error
 
 
-def _grammars(model: ServedModel, reasoning: bool | None) -> Grammars:
-    grammars = model.engine.grammar
-    think = model.style.think
-    return grammars if think is None or reasoning is None else grammars.behind(think, reasoning)
+def _grammars(model: ServedModel, reasoning: bool | None, calls: bool = False) -> Grammars:
+    grammars, style = model.engine.grammar, model.style
+    if style.think is None or reasoning is None:
+        return grammars
+    first, last = style.think
+    return grammars.behind((first, last + style.turn), reasoning, "" if calls else style.said)
 
 
 def _held_calls(
     model: ServedModel, calls: Calls, notes: Notes, reasoning: bool | None
 ) -> Constraint | None:
-    before, after, name, arguments = call_grammar(model.style)
+    style = model.style
     try:
-        held = _grammars(model, reasoning).tool_calls(
+        held = _grammars(model, reasoning, calls=True).tool_calls(
             calls.tools,
             calls.mode,
-            begin=before,
-            end=after,
-            parallel=calls.parallel is not False and bool(before),
-            keys=(name, arguments),
+            begin=style.before,
+            end=style.after,
+            between=style.between,
+            parallel=calls.parallel is not False and bool(style.before) and not style.said,
+            form=style.form,
+            said=style.said,
             compact=model.compact_json,
             strict=False,
         )

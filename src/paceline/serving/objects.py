@@ -14,6 +14,7 @@ from paceline.core.types import TokenLogprob
 from paceline.engine.client_drafts import PREDICTION
 from paceline.engine.engine import Completion, Event, Prepared, PromptProgress
 from paceline.models.text import Offsets
+from paceline.serving.answers.channels import ChannelParser
 from paceline.serving.answers.parser import AnswerParser, Delta
 from paceline.serving.http import sse
 from paceline.serving.model import ServedModel, TokenTexts
@@ -508,7 +509,8 @@ def _parted(model: ServedModel, plan: Plan, prompt: Prepared, request: str) -> C
     if not plan.tools and style.think is None:
         return Choice(None)
     head = model.tokenizer.decode(prompt.tokens[-32:], skip_special=False)
-    parser = AnswerParser(style, plan.tools, inside=style.inside(head), request=request)
+    parts = ChannelParser if style.said else AnswerParser
+    parser = parts(style, plan.tools, inside=style.inside(head), request=request)
     shown = model.tokenizer.stream(prompt.params.shown_tokens)
     return Choice(parser, "".join(shown.feed([token]) for token in prompt.resume))
 

@@ -438,6 +438,8 @@ def _reasons(model: ServedModel, ids: list[int], arguments: Json) -> bool | None
     end = model.tokenizer.decode(ids[-32:], skip_special=False).rstrip()
     if model.style.inside(end):
         return True
+    if model.style.said and not end.endswith(model.style.turn):  # a message goes on
+        return None
     off = arguments.get("enable_thinking") is False or end.endswith(think[1])
     return None if off else False
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.models.calls import OBJECT
 from paceline.serving.answers.call import SPACE
 from paceline.serving.answers.parser import AnswerParser, Delta, call_id
 from paceline.serving.answers.style import BARE, HERMES, LLAMA, Style, find_style
@@ -478,7 +479,8 @@ def test_any_text_however_cut(
 )
 def test_written_calls_are_read_back(style: Style, data: list[object], ascii_only: bool) -> None:
     arguments = [json.dumps(each, ensure_ascii=ascii_only) for each in data]
-    calls = [f'{{"name": "f", "{style.arguments}": {each}}}' for each in arguments]
+    form = style.form if style.read is None else OBJECT
+    calls = [f"{form.head}f{form.neck}{each}{form.tail}" for each in arguments]
     text = "\n".join(style.before + call + style.after for call in calls)
     found = parse(style, text)
     assert found == Answer("", "", tuple(("f", each) for each in arguments), len(calls))

@@ -1,11 +1,11 @@
-"""One call of a tool, a JSON object read character by character."""
+"""One call of a tool: JSON read character by character, other forms when they are whole."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 SPACE = " \t\r\n"
@@ -159,17 +159,28 @@ def _python(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
-def python_arguments(text: str) -> str | None:
-    """Return the arguments of a call that is written as Python, "f(name=value)", as JSON.
+def _value(node: ast.expr) -> Any:
+    return ast.literal_eval(_Words().visit(node))
 
-    None if they are no named values; raises SyntaxError if the call is not whole.
-    """
+
+Reader = Callable[[str, Mapping[str, Any]], str | None]
+"""Reads arguments, what stands between a call's name and its end, by their schema, into JSON.
+
+None if they never become a call's; raises SyntaxError if they go on.
+"""
+
+
+def python_arguments(text: str, schema: Mapping[str, Any]) -> str | None:
+    """Read named values as Python writes them, `a=1, b='x'`, on one line."""
+    if "\n" in text:
+        return None
     try:
-        call = _python(text)
-        if not isinstance(call, ast.Call) or call.args or not all(k.arg for k in call.keywords):
+        call = _python(f"f({text})")
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             return None
-        values = {k.arg: ast.literal_eval(_Words().visit(k.value)) for k in call.keywords}
-        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+        if not all(each.arg for each in call.keywords):
+            return None
+        return _json({str(each.arg): _value(each.value) for each in call.keywords})
     except (ValueError, TypeError, KeyError, RecursionError, MemoryError):
         return None
 
@@ -177,46 +188,153 @@ def python_arguments(text: str) -> str | None:
 _PARAMETER = re.compile(
     r"<parameter=([^<>\n]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL
 )
+_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _KINDS = {bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
 
 def element_arguments(text: str, schema: Mapping[str, Any]) -> str | None:
-    """Return the arguments of a call that is written as XML, `<parameter=key>value</parameter>`.
+    """Read XML of parameters, `<parameter=key>value</parameter>`, by `_typed`."""
+    return _elements(_PARAMETER, text, schema)
 
-    What a value is says the schema of the arguments: text, unless it is JSON (or Python) of a type
-    that is allowed. None if there is anything between the elements.
-    """
-    if _PARAMETER.sub("", text).strip():
+
+def pair_arguments(text: str, schema: Mapping[str, Any]) -> str | None:
+    """Read XML of pairs, `<arg_key>key</arg_key><arg_value>value</arg_value>`, by `_typed`."""
+    return _elements(_PAIR, text, schema)
+
+
+def _elements(element: re.Pattern[str], text: str, schema: Mapping[str, Any]) -> str | None:
+    if element.sub("", text).strip():  # between the elements
         return None
-    known = schema.get("properties")
-    known = known if isinstance(known, Mapping) else {}
-    values = {key: _typed(value, known.get(key)) for key, value in _PARAMETER.findall(text)}
-    return json.dumps(values, ensure_ascii=False)
+    return _json({key: _typed(value, key, schema) for key, value in element.findall(text)})
 
 
-def _typed(text: str, schema: Any) -> Any:
-    if not isinstance(schema, Mapping):
-        return text
-    types = set(_types(schema)) or {"object", "array"}
+def _json(value: Any) -> str | None:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError):
+        return None
+    # Python's strings may hold halves of characters.
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _typed(text: str, key: str, root: Mapping[str, Any]) -> Any:
+    # Text, unless it is JSON (or Python) of a type that the schema of this argument allows.
+    schemas = _member(root, key)
+    types = {each for schema in schemas for each in _types(schema, root)}
+    types = types or ({"object", "array"} if schemas else set())
     try:
         read = json.loads(text)
     except (ValueError, RecursionError):
-        try:
-            read = ast.literal_eval(_Words().visit(_python(text.strip())))
-        except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError):
-            return text
-    kind = "null" if read is None else _KINDS.get(type(read), "string")
-    kinds = {kind, "number"} if kind == "integer" else {kind}
-    return read if kind != "string" and kinds & types else text
+        read = _word(text.strip())
+    if read is None:
+        return None if "null" in types else text
+    kind = _KINDS.get(type(read), "string")
+    whole = kind == "integer" or (kind == "number" and float(read).is_integer())
+    kinds = {kind, "number", "integer"} if whole else {kind}
+    return read if kind != "string" and kinds & types and _json(read) is not None else text
 
 
-def _types(schema: Any) -> Iterator[str]:
-    # Clients send schemas of any shape.
-    if isinstance(schema, list):
-        for each in schema:
-            yield from _types(each)
-    elif isinstance(schema, Mapping):
-        for name in ("type", "anyOf", "oneOf", "allOf"):
-            yield from _types(schema.get(name))
-    elif isinstance(schema, str):
-        yield schema
+def _parts(schema: Any, root: Mapping[str, Any], depth: int = 9) -> Iterator[Mapping[str, Any]]:
+    # A schema, and those that it refers to or is put together of. Clients send any shape.
+    if not isinstance(schema, Mapping) or not depth:
+        return
+    yield schema
+    for name in ("anyOf", "oneOf", "allOf"):
+        for each in _listed(schema.get(name)):
+            yield from _parts(each, root, depth - 1)
+    ref = schema.get("$ref")
+    if isinstance(ref, str) and ref.startswith("#"):
+        found: Any = root
+        for key in filter(None, ref[1:].split("/")):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        yield from _parts(found, root, depth - 1)
+
+
+def _member(root: Mapping[str, Any], key: str) -> list[Any]:
+    # The schemas of an argument.
+    found, others = [], []
+    for part in _parts(root, root):
+        known = part.get("properties")
+        if isinstance(known, Mapping) and isinstance(known.get(key), Mapping):
+            found.append(known[key])
+        elif isinstance(part.get("additionalProperties"), Mapping):
+            others.append(part["additionalProperties"])
+        whole = (v for v in _values(part) if isinstance(v, Mapping))
+        found += [{"const": v[key]} for v in whole if key in v]
+    return found or others
+
+
+def _types(schema: Any, root: Mapping[str, Any]) -> Iterator[str]:
+    for part in _parts(schema, root):
+        given = part.get("type")
+        yield from (each for each in [given, *_listed(given)] if isinstance(each, str))
+        found = _values(part)
+        yield from ("null" if v is None else _KINDS.get(type(v), "string") for v in found)
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any]:
+    return [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else ())]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+_QUOTE = '<|"|>'
+_BARE = re.compile(r"\s*([^,:{}\[\]]+)")
+_GAP = re.compile(r"\s*")
+
+
+def marked_arguments(text: str, schema: Mapping[str, Any]) -> str | None:
+    """Read Gemma 4's members: bare keys, strings between marks, `a:<|"|>x<|"|>,b:[1,{c:true}]`."""
+    outside = "".join(text.split(_QUOTE)[::2])
+    if text.count(_QUOTE) % 2 or outside.count("{") > outside.count("}"):
+        raise SyntaxError("a value goes on")
+    try:
+        value, at = _marked("{" + text + "}", 0)
+    except (ValueError, IndexError, RecursionError):
+        return None
+    return _json(value) if at == len(text) + 2 else None
+
+
+def _marked(text: str, at: int) -> tuple[Any, int]:
+    # The value at a place, and where it ends; ValueError or IndexError if there is none.
+    at = _past(text, at)
+    if text.startswith(_QUOTE, at):
+        end = text.index(_QUOTE, at + len(_QUOTE))
+        return text[at + len(_QUOTE) : end], end + len(_QUOTE)
+    if text[at] not in "{[":
+        found = _BARE.match(text, at)
+        if found is None:
+            raise ValueError("no value")
+        return _word(found[1].strip()), found.end()
+    members = text[at] == "{"
+    close = "}" if members else "]"
+    out: list[Any] = []
+    at = _past(text, at + 1)
+    while text[at] != close:
+        key: Any = None
+        if members:
+            end = text.index(":", at)
+            key, end = _marked(text, at) if text.startswith(_QUOTE, at) else (text[at:end], end)
+            at = text.index(":", end) + 1
+            key = key.strip()
+        value, at = _marked(text, at)
+        out.append((key, value) if members else value)
+        at = _past(text, at)
+        if text[at] not in (",", close):
+            raise ValueError("no comma")
+        at = _past(text, at + (text[at] == ","))
+    return dict(out) if members else out, at + 1
+
+
+def _past(text: str, at: int) -> int:
+    found = _GAP.match(text, at)
+    return at if found is None else found.end()
+
+
+def _word(text: str) -> Any:
+    try:
+        return _value(_python(text))
+    except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError):
+        return text

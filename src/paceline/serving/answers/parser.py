@@ -7,13 +7,16 @@ that cannot begin a marker are taken at once.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from paceline.serving.answers.call import SPACE, CallReader, element_arguments, python_arguments
+from paceline.models.calls import PYTHON
+from paceline.serving.answers.call import SPACE, CallReader, Reader, python_arguments
 from paceline.serving.answers.style import PYTHON_TAG, Style
 
 
@@ -45,6 +48,16 @@ _MARKS = {
 }
 
 
+def _heads(style: Style, names: Iterable[str]) -> dict[str, str]:
+    # What opens a call that is no JSON object, and whose call. Where nothing is written behind a
+    # name, what must follow it tells that it has ended.
+    form = style.form
+    necks = [form.neck.strip()] if form.neck.strip() else ["\n", "<"]
+    if form.head.startswith("{"):
+        return {}
+    return {f"{form.head}{name}{neck}": name for name in names for neck in necks}
+
+
 def _run_before(markers: Iterable[str]) -> re.Pattern[str]:
     first = "".join(sorted({re.escape(marker[:1]) for marker in markers}))
     return re.compile(rf"[^{first}]*[^{first}{SPACE}]" if first else ".+", re.DOTALL)
@@ -53,11 +66,11 @@ def _run_before(markers: Iterable[str]) -> re.Pattern[str]:
 class AnswerParser:
     """Parse one answer.
 
-    A call is given out once its name and the first character of its arguments are read. What
-    cannot become a call is content, markers included. Doubled braces are read as single ones; a
-    call that is written as Python begins an answer. Calls in Python and in XML are given out when
-    they are whole. White space before a call and after the last one is left out, and so are line
-    breaks next to tags of reasoning.
+    A call is given out once its name and the first character of its arguments are read; one whose
+    arguments are no JSON when it is whole. What cannot become a call is content, markers included.
+    Doubled braces are read as single ones; a call that is written as Python without a marker begins
+    an answer. White space before a call and after the last one is left out, and so are line breaks
+    next to tags of reasoning.
 
     To parse an answer that continues a message, feed that message first and drop its deltas.
 
@@ -86,9 +99,11 @@ class AnswerParser:
         own = {style.begin: style.end} if style.begin else {}
         self._marks_of_calls = {**_MARKS, **own} if names else {}
         self._schemas = names if isinstance(names, Mapping) else {}
-        names = self._names if style.elements else ()
-        self._elements = {f"<function={name}>": style.end for name in names}
-        self._python = [f"{opened}{name}(" for name in self._names for opened in ("[", "")]
+        self._style = style
+        self._heads = _heads(style, self._names)
+        self._bare = self._heads if style.form.head.startswith("<") else {}  # need no marker
+        self._python = _heads(replace(style, form=PYTHON), self._names)
+        self._starts = [f"{opened}{head}" for head in self._python for opened in ("[", "")]
         self._end = style.end  # of the calls that are read
         self._think = style.think or ("", "")
         self._runs = [_run_before(each) for each in (self._marks_of_calls, [self._think[1]])]
@@ -105,8 +120,12 @@ class AnswerParser:
         self._index = 0
         self._call = CallReader()
         self._doubled = False  # braces of the call that is read
-        self._source = ""  # of a call that is written as Python
-        self._from = 0  # where one in XML begins in what is pending
+        self._bound = False  # its name stands before the object of its arguments
+        self._inner: dict[str, str] = {}  # heads that may open the next call
+        self._name = ""  # of the call that is given out when it is whole
+        self._from = 0  # where its arguments begin in what is pending
+        self._read: Reader = python_arguments
+        self._tail = ""
         self._given = False
         self._state: Callable[[str], None] = self._text
         if style.think is not None:
@@ -167,71 +186,84 @@ class AnswerParser:
         elif not self._held and char == "{" and self._names and not self._said:
             self._open(char)
         elif self._marks(
-            char, *self._marks_of_calls, *self._elements, *([] if self._said else self._python)
+            char, *self._marks_of_calls, *self._bare, *([] if self._said else self._starts)
         ):
             if not self._held:
-                self._pending = [*self._space, self._marker]
-                self._space.clear()
-                self._end = {**self._elements, **self._marks_of_calls}.get(self._marker, "")
-                self._state = self._opened
-                if self._marker in self._elements:
-                    self._begin_element()
-                elif self._marker in self._python:
-                    self._listed = self._marker[0] == "["
-                    self._source, self._state = self._marker.strip("["), self._arguments
+                self._mark()
         else:
             self._say("content")
 
+    def _mark(self) -> None:
+        # A marker, or the head of a call without one, was read.
+        marker = self._marker
+        self._pending = [*self._space]
+        self._space.clear()
+        self._end = self._marks_of_calls.get(marker, self._style.end)
+        self._state = self._opened
+        if marker in self._bare:
+            self._inner = self._bare
+            self._head(marker)
+        elif marker in self._marks_of_calls:
+            self._pending.append(marker)
+            python = marker == PYTHON_TAG
+            own = marker == self._style.begin or self._bare
+            self._inner = self._python if python else self._heads if own else {}
+        else:
+            self._inner, self._end = self._python, ""
+            self._listed = marker[0] == "["
+            self._pending += "[" * self._listed
+            self._head(marker.strip("["))
+
     def _opened(self, char: str) -> None:
-        if char == "{":
+        if not self._held and char == "{":
             self._open(char)
-        elif self._elements and (char == "<" or self._held):
-            if not self._marks(char, *self._elements):
+        elif self._held or any(head.startswith(char) for head in self._inner):
+            if not self._marks(char, *self._inner):
                 self._held = self._held[:-1]
                 self._fail(char)
             elif not self._held:
-                self._pending.append(self._marker)
-                self._begin_element()
-        elif (char.isalnum() or char == "_") and (self._source or self._marker == PYTHON_TAG):
-            self._pending += self._space
-            self._space.clear()
-            self._source, self._state = "", self._named
-            self._named(char)
+                self._pending += self._space
+                self._space.clear()
+                self._head(self._marker)
         elif char in SPACE or (char == "[" and not self._listed):
             self._pending.append(char)
             self._listed = self._listed or char == "["
         else:
             self._fail(char)
 
-    def _named(self, char: str) -> None:
-        # The name of a call that is written as Python.
+    def _head(self, head: str) -> None:
+        # The head of a call that is no JSON object was read.
+        style, name = self._style, self._inner[head]
+        python = self._inner is self._python
+        rest = head[-1] if not style.form.neck.strip() and not python else ""
+        self._pending.append(head[: len(head) - len(rest)])
+        if style.read is None and not python:
+            self._call_of(name)
+            return
+        form = PYTHON if python else style.form
+        self._read = style.read if style.read is not None and not python else python_arguments
+        self._name, self._tail = name, (form.tail or style.end).strip()
+        self._from, self._state = len(self._pending), self._whole
+        for char in rest:
+            self._whole(char)
+
+    def _whole(self, char: str) -> None:
+        # Arguments that are read as a whole.
         self._pending.append(char)
-        self._source += char
-        if self._source in self._python:
-            self._state = self._arguments
-        elif not any(name.startswith(self._source) for name in self._python):
+        begin = len(self._pending) - len(self._tail)
+        if char == "\n" and self._read is python_arguments:
             self._refuse()
+        elif begin >= self._from and "".join(self._pending[begin:]) == self._tail:
+            text = "".join(self._pending[self._from : begin])
+            with suppress(SyntaxError):  # which says that it goes on
+                self._give_whole(self._name, self._read(text, self._schemas.get(self._name, {})))
 
-    def _arguments(self, char: str) -> None:
-        # Of such a call, on one line.
-        self._pending.append(char)
-        self._source += char
-        if char not in ")\n":
-            return
-        try:
-            read = None if char == "\n" else python_arguments(self._source)
-        except SyntaxError:
-            return
-        self._give_whole(self._source.partition("(")[0], read)
-
-    def _element(self, char: str) -> None:
-        # A call in XML, behind its name.
-        self._pending.append(char)
-        end = "</function>"
-        if char == ">" and "".join(self._pending[-len(end) :]) == end:
-            name = self._marker.partition("=")[2][:-1]
-            text = "".join(self._pending[self._from : -len(end)])
-            self._give_whole(name, element_arguments(text, self._schemas.get(name, {})))
+    def _call_of(self, name: str) -> None:
+        # JSON arguments follow.
+        self._call, self._doubled, self._bound = CallReader(), False, True
+        for char in f'{{"name": {json.dumps(name)}, "arguments": ':
+            self._call.feed(char)
+        self._state = self._object
 
     def _object(self, char: str) -> None:
         call = self._call
@@ -250,7 +282,7 @@ class AnswerParser:
             arguments = call.take() or ("{}" if call.done else "")
             if arguments:
                 self._give(call.name, arguments)
-        if call.done:
+        if call.done or (self._bound and call.whole):
             self._close()
 
     def _after(self, char: str) -> None:
@@ -313,13 +345,10 @@ class AnswerParser:
         for char in self._drain():
             self._state(char)
 
-    def _begin_element(self) -> None:
-        self._from, self._state = len(self._pending), self._element
-
     def _open(self, char: str) -> None:
         self._pending += self._space
         self._space.clear()
-        self._call, self._doubled = CallReader(), False
+        self._call, self._doubled, self._bound = CallReader(), False, False
         self._state = self._object
         self._object(char)
 
