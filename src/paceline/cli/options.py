@@ -74,7 +74,7 @@ class Takes:
         self.names, self.defaults = names, defaults
 
 
-MODEL = ("model", "runtime", "device", "precision", "denoiser")
+MODEL = ("model", "runtime", "device", "precision", "adapter", "denoiser")
 COMPUTE = ("runtime", "device", "precision", "threads")
 VERIFICATION = ("verifier", "controller", "nodes", "depth", "draft_model")
 SPECULATION = ("drafter", *VERIFICATION)

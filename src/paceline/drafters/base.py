@@ -21,6 +21,7 @@ from paceline.core.types import (
     Verdict,
 )
 from paceline.drafters.resources import Resources
+from paceline.models.source import without_adapters
 from paceline.sampling.generation import Generation
 from paceline.verifiers.base import Shape
 
@@ -52,8 +53,8 @@ class DrafterContext:
 
     @property
     def model(self) -> str:
-        """Fingerprint of the target's weights."""
-        return self.resources.loaded.source.fingerprint
+        """Fingerprint of the target's weights without adapters, which drafters are trained for."""
+        return without_adapters(self.resources.loaded.source).fingerprint
 
     @property
     def needs_q(self) -> bool:

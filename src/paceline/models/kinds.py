@@ -12,7 +12,7 @@ from paceline.errors import ModelError
 _POINTER = b"version https://git-lfs"
 _PICKLES = (".bin", ".pth", ".pt", ".ckpt")
 _LFS = "a git-lfs pointer and not the file itself: run `git lfs pull`, or download it again"
-_ADAPTER = "a LoRA adapter and no model: merge it into its base model, and give that"
+_ADAPTER = "a LoRA adapter and no model: give its base model, and this with --adapter"
 _PICKLED = "of pickled weights, which can run code and are not read: convert it to safetensors"
 _ONNX = "an ONNX model: give its GGUF file or Hugging Face directory"
 _MATRIX = "an importance matrix and no model: give the model's file"

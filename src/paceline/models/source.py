@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from paceline.core.types import LogitArray
 from paceline.errors import ModelError
 from paceline.models import kinds
+from paceline.models.adapters import AdaptedWeights, LoraAdapter
 from paceline.models.config import ModelConfig, Pooling, hf_eos_token_ids
 from paceline.models.denoiser import denoiser_options, denoises
 from paceline.models.families import hf_config, is_denoiser
@@ -301,12 +302,41 @@ class FirstLayers:
         return self._whole.tokenizer()
 
 
+class AdaptedSource:
+    """A model with LoRA adapters merged into its weights."""
+
+    def __init__(self, base: ModelSource, given: Sequence[str]) -> None:
+        """Read adapters, PATH or PATH=SCALE each; ModelError if they are not for this model."""
+        read = [LoraAdapter(each) for each in given]
+        self.base, self.path, self.denoiser = base, base.path, base.denoiser
+        self.config, self.sampling, self.precision = base.config, base.sampling, base.precision
+        self.name = "+".join([base.name, *(each.name for each in read)])
+        prints = [base.fingerprint, *(each.fingerprint for each in read)]
+        self.fingerprint = hashlib.sha256("+".join(prints).encode()).hexdigest()[:16]
+        weights = base.weights()
+        self._weights = AdaptedWeights(
+            weights, [each.of(self.config, weights, base.name) for each in read]
+        )
+
+    def weights(self) -> Weights:
+        return self._weights
+
+    def tokenizer(self) -> Tokenizer:
+        return self.base.tokenizer()
+
+
+def without_adapters(source: ModelSource) -> ModelSource:
+    """Return the model as published drafters know it."""
+    return source.base if isinstance(source, AdaptedSource) else source
+
+
 def smaller_sibling(source: ModelSource) -> Path | None:
     """Return the smallest GGUF file beside a model's with its architecture and vocabulary.
 
     None if no file has at most a fifth of the model's size: a larger one drafts too slowly to pay
     without being asked for. Files that cannot be read are passed over.
     """
+    source = without_adapters(source)
     if not isinstance(source, GGUFSource):
         return None
     files = [each for each in source.path.parent.glob("*.gguf") if len(parts_of(each)) == 1]

@@ -136,6 +136,10 @@ class FileWeights:
         count = shape[0] if rows is None else len(rows)
         return Stored(kind, (count, shape[1]), blocks, rows, mapped=mapped)
 
+    def place(self, name: str) -> tuple[str, slice | npt.NDArray[np.int64] | None]:
+        """Return the file's name of a tensor that it has, and which of its rows are meant."""
+        return self._known(name), self._rows(name)
+
     def check(self, given: Iterable[str]) -> None:
         """Raise ModelError unless a Llama-like model has just the `given` tensors of the file."""
         config = self._config

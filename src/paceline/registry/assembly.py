@@ -17,7 +17,7 @@ from paceline.drafters.combine.merged import Merged
 from paceline.drafters.resources import Resources, has_coarser
 from paceline.engine.by_temperature import ControllersByKind, DraftersByKind
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.models.source import smaller_sibling
+from paceline.models.source import smaller_sibling, without_adapters
 from paceline.networks.mtp import has_own_head, lacks_own_head
 from paceline.networks.weights import shipped_file
 from paceline.policy.controller import Controller, ControllerContext, Fixed
@@ -112,7 +112,7 @@ class Assembly:
             return _DEFAULT_OWN
         if kind == "greedy" and lacks_own_head(source.config, source.weights()):
             _LOG.info("no MTP head in %s (`nextn` or `mtp` in names of tensors)", source.name)
-        shipped = able and agrees and shipped_file("eagle3", loaded.source.fingerprint)
+        shipped = able and agrees and shipped_file("eagle3", without_adapters(source).fingerprint)
         if has_coarser(capabilities) or shipped:
             default = _DEFAULT_COARSER if has_coarser(capabilities) else _DEFAULT_TRAINED
             # Which of them drafts is decided while decoding.

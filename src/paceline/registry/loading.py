@@ -19,7 +19,7 @@ from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, ModelError, RuntimeUnavailable
 from paceline.models.denoiser import denoiser_options
 from paceline.models.pull import DEFAULT_MODEL
-from paceline.models.source import FirstLayers, ModelSource, resolve
+from paceline.models.source import AdaptedSource, FirstLayers, ModelSource, resolve
 from paceline.networks.mask_rows import NETWORK, PARTS, MaskRows, load_mask_rows
 from paceline.networks.weights import shipped_file
 from paceline.registry import table as registry
@@ -91,6 +91,9 @@ def load_model(
     if rows is not None and facts:
         raise InvalidOption(f"denoiser rows say all that {', '.join(facts)} would: leave that out")
     source = resolve(asked.model, progress=progress, denoiser=facts)
+    if asked.adapter:
+        given = [asked.adapter] if isinstance(asked.adapter, str) else asked.adapter
+        source = AdaptedSource(source, given)
     if layers is not None:
         source = FirstLayers(source, layers)
     name = _runtime_for(asked, source, whole=layers is None, drafts=drafts)
@@ -127,6 +130,8 @@ def _runtime_for(asked: Options, source: ModelSource, *, whole: bool, drafts: bo
             f"runtime 'reference' counts in NumPy: leave out threads {asked.threads}, or use cpu"
         )
     if name == "transformers":
+        if asked.adapter:
+            raise InvalidOption("runtime 'transformers' merges no adapter: use cpu or torch")
         if source.denoiser:
             raise InvalidOption(
                 f"runtime 'transformers' fills no canvas of {asked.model}: use cpu or torch"

@@ -33,6 +33,10 @@ class Options(RuntimeOptions):
         "smollm2-135m, a GGUF file, a Hugging Face directory, or a hub id.",
         Allowed(lambda value: isinstance(value, str), "a name or a path as text"),
     ] = DEFAULT_MODEL
+    adapter: Annotated[
+        list[str] | None,
+        "LoRA adapter, PATH or PATH=SCALE: a GGUF file or PEFT's folder; repeatable.",
+    ] = None
     runtime: Annotated[str, "cpu, torch, transformers, reference or auto."] = "auto"
     denoiser: Annotated[
         str | Mapping[str, Any] | None,
