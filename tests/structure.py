@@ -55,9 +55,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 66_684,
+    "lines": 66_951,
     "lines of methods": 11_407,
-    "modules": 416,
+    "modules": 418,
     "docstrings": 0.14,
     "loose": 6,
 }

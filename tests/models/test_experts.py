@@ -23,7 +23,7 @@ from paceline.runtimes.reference.ops import ReferenceOps
 from paceline.runtimes.reference.target import ReferenceTarget
 from paceline.runtimes.torch.target import TorchTarget
 
-FAMILIES = ("qwen3_moe", "mixtral", "llama_blockffn", "qwen3_5_moe_text")
+FAMILIES = ("qwen3_moe", "mixtral", "llama_blockffn", "qwen3_5_moe_text", "gpt_oss")
 TOKENS = [3, 17, 5, 80, 41, 9, 2, 66, 31, 7, 250, 12]
 
 

@@ -221,6 +221,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "experts_implementation": "eager",
         },
     ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "head_dim": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 6,
+            "experts_implementation": "eager",
+            **rope({**YARN, "truncate": False}, 150_000.0),
+        },
+    ),
     "gemma3": (
         "gemma3_text",
         {"head_dim": 32, "sliding_window": 6, "num_hidden_layers": 6, "query_pre_attn_scalar": 24},
@@ -310,6 +321,7 @@ def test_what_a_family_adds_matters(case: str, tmp_path: Path) -> None:
         "activation": "silu",
         "local_rope_base": None,
         "qk_norm": False,
+        "sinks": False,
         "rope_factor": 1.0,
         "rotated": 0,
         "temperature": None,
@@ -453,7 +465,8 @@ def write(
     names = [name for name in ends if name in weights]
     parts = [part + end for part in family.gguf_parts for end in ("", ".bias")]
     experts = range(config.experts.count if config.experts else 0)
-    parts += [f"experts.{each}.{part}" for part in ("gate", "up", "down") for each in experts]
+    own_parts = [part + end for part in ("gate", "up", "down") for end in ("", ".bias")]
+    parts += [f"experts.{each}.{part}" for part in own_parts for each in experts]
     for layer in range(config.layers + own):
         names += [f"layers.{layer}.{each}" for each in parts if f"layers.{layer}.{each}" in weights]
     fused: dict[str, list[npt.NDArray[np.float32]]] = {}
@@ -462,7 +475,7 @@ def write(
         place = ends.get(name)
         if place is None:
             _, layer_name, part, *rest = name.split(".")
-            part, rest = (f"experts.{rest[1]}", []) if part == "experts" else (part, rest)
+            part, rest = (f"experts.{rest[1]}", rest[2:]) if part == "experts" else (part, rest)
             place = f"blk.{layer_name}.{family.gguf_parts[part]}"
             if part in family.rows:  # a vector
                 out[name], fused[f"{place}.weight"] = values, [values[0]]
@@ -495,7 +508,8 @@ def write(
         fused[f"blk.{layer}.ffn_gate_up_exps.weight"] = both
     for place, pieces in fused.items():
         whole = np.stack(pieces) if "_exps" in place else np.concatenate(pieces)
-        _, blocks = quantized(whole, "F32" if "conv1d" in place or ".conv." in place else kind)
+        plain = "conv1d" in place or ".conv." in place or place.endswith(".bias")
+        _, blocks = quantized(whole, "F32" if plain else kind)
         if blocks is None:
             writer.add_tensor(place, whole)
         else:

@@ -41,6 +41,7 @@ class Sizes:
     turned: int | None = None
     """Numbers of a head that are rotated; None for all."""
     scale: float | None = None
+    sinks: Any = None
 
     @property
     def frequencies(self) -> Any:
@@ -52,11 +53,12 @@ class Sizes:
         scale = self.width**-0.5 if self.scale is None else self.scale
         rotary = ops.Rotary(tuple(self.frequencies)) if len(self.frequencies) else None
         parts = self.heads, self.kv_heads, self.width, scale, rotary, self.window
-        return ops.Heads(*parts, *self.norms)
+        norms = self.norms or (None, None)
+        return ops.Heads(*parts, *norms, sinks=None if self.sinks is None else "sinks")
 
     def required(self, name: str) -> Any:
-        """A norm, for the reference."""
-        return self.norms[name]
+        """A norm or the sinks, for the reference."""
+        return self.sinks if name == "sinks" else self.norms[name]
 
 
 @dataclass
@@ -90,7 +92,7 @@ def layer(
 ) -> Layer:
     width = (sizes.heads + 2 * sizes.kv_heads) * sizes.width
     table = rotary_table(sizes.frequencies, LONGEST) if len(sizes.frequencies) else None
-    norms = [*sizes.norms.values()] or [None, None]
+    vectors = [*(sizes.norms.values() or (None, None)), sizes.sinks]
     dtype = np.float32 if kept == "fp32" else np.float16
     if pool is None:
         pool = BlockPool(1, sizes.kv_heads, sizes.width, 200, keep=0, dtype=dtype)
@@ -109,7 +111,7 @@ def layer(
     into = program.buffer("rows", width)
     out = program.buffer("rows", sizes.heads * sizes.width, rounded=rounded)
     program.paths("rows")
-    program.attention(pool.memory, table, norms, into, out, asked)
+    program.attention(pool.memory, table, vectors, into, out, asked)
     return Layer(sizes, pool, program, into, out, threads, packed)
 
 
@@ -148,6 +150,7 @@ def reference(
 
 
 NORMS = 1 + 0.1 * RNG.standard_normal((2, 32)).astype(np.float32)
+SINKS = np.array([2, -1, 0.5, 40, -300, 7], np.float32)
 SHAPES = {
     "grouped": Sizes(),
     "narrow": Sizes(heads=4, kv_heads=4, width=16),
@@ -158,6 +161,8 @@ SHAPES = {
     "partly rotated": Sizes(turned=16, scale=0.3),
     "not rotated": Sizes(turned=0),
     "normed": Sizes(norms=dict(zip(("query", "key"), NORMS, strict=True))),
+    "sinks": Sizes(sinks=SINKS),
+    "window and sinks": Sizes(window=37, sinks=SINKS),
 }
 
 

@@ -17,8 +17,9 @@ from paceline.errors import ModelError
 from paceline.models.ops import Activation, DeltaRule, Experts, Rotary, Temperature
 
 ELSEWHERE = "use --runtime transformers"
-# Whose `attention_bias` says nothing of the attention output.
+# Whose `attention_bias` says nothing of the attention output; and whose output has one.
 _QKV_BIASED = ("qwen2", "Dream", "Fast_dLLM_Qwen", "wedlm")
+_OUTPUT_BIASED = ("gpt_oss",)
 
 FINAL = -1
 """Boundary after the final norm; boundary b is the state that enters layer b."""
@@ -38,6 +39,7 @@ class ModelConfig:
         max_context: longest sequence in tokens.
         qk_norm: queries and keys are RMS-normed per head.
         norms_after: norms follow attention and feed-forward blocks, and none precede them.
+        sinks: attention has a score of no key by head, see `Heads`.
         rope_divisors: divisors of the rotary frequencies (context extension).
         rope_factor: of cosines and sines (YaRN, LongRoPE).
         rotated: first numbers of a head that are rotated; 0 for all.
@@ -70,6 +72,7 @@ class ModelConfig:
     qkv_bias: bool = False
     qk_norm: bool = False
     norms_after: bool = False
+    sinks: bool = False
     eos_token_ids: tuple[int, ...] = ()
     rope_divisors: tuple[float, ...] | None = None
     rope_factor: float = 1.0
@@ -121,7 +124,7 @@ class ModelConfig:
             and self.activation == "silu"
             and not self.norms_after
             and self.experts is None
-            and not self.recurrent
+            and not (self.recurrent or self.sinks)
         )
 
     @classmethod
@@ -180,7 +183,7 @@ class ModelConfig:
     ) -> ModelConfig:
         """Read GGUF metadata; arguments and errors as for `families.gguf_config`."""
         get = Entries(metadata)
-        if "blk.0.attn_output.bias" in shapes:
+        if "blk.0.attn_output.bias" in shapes and family not in _OUTPUT_BIASED:
             raise _unsupported("a bias on the attention output")
         try:
             hidden, heads = int(get("embedding_length")), int(get("attention.head_count"))
@@ -367,7 +370,8 @@ class Entries:
 
 
 def _refuse_hf_extras(config: Mapping[str, Any]) -> None:
-    if config.get("attention_bias") and config.get("model_type") not in _QKV_BIASED:
+    biased = (*_QKV_BIASED, *_OUTPUT_BIASED)
+    if config.get("attention_bias") and config.get("model_type") not in biased:
         raise _unsupported("a bias on the attention output")
     if config.get("mlp_bias"):
         raise _unsupported("a bias in the feed-forward layers")
@@ -457,14 +461,18 @@ def _extension(
     if kind == "llama3":
         return _llama3_divisors(rope, rotary_frequencies(base, rotated)), 1.0
     if kind == "yarn":
-        return _yarn(rope, base, rotated)
+        return yarn(rope, base, rotated)
     if kind == "longrope":
         return _longrope(rope, context)
     raise _unsupported(f"rotary positions of type {kind!r}")
 
 
-def _yarn(rope: Mapping[str, Any], base: float, rotated: int) -> tuple[tuple[float, ...], float]:
-    # Slow frequencies are interpolated, fast ones kept, those between blended (Peng et al. 2023).
+def yarn(rope: Mapping[str, Any], base: float, rotated: int) -> tuple[tuple[float, ...], float]:
+    """Return divisors of the frequencies, and the factor of cosines and sines (Peng et al. 2023).
+
+    Slow frequencies are interpolated, fast ones kept, those between blended; `rope` is as in a
+    Hugging Face config, `rotated` the numbers of a head that are.
+    """
     factor, original = _factor(rope["factor"]), float(rope["original_max_position_embeddings"])
 
     def place(turns: float) -> float:
@@ -522,7 +530,7 @@ def _gguf_extension(
         again = float(get("rope.scaling.yarn_log_multiplier", 0.0))
         rope = {"factor": factor, "original_max_position_embeddings": original}
         rope |= {"mscale": 1.0, "mscale_all_dim": again} if again else {}
-        extended, attention = _yarn(rope, base, rotated)
+        extended, attention = yarn(rope, base, rotated)
         times *= attention
     elif kind in ("linear", "longrope", "none"):
         if kind != "none" and factor != 1.0:

@@ -27,7 +27,8 @@ Rows: TypeAlias = Any
 Name: TypeAlias = str | None
 Names: TypeAlias = Sequence[str]
 
-Activation = Literal["silu", "gelu"]  # gelu: the tanh approximation
+# gelu: the tanh approximation. clamped: gpt-oss's, see `Ops.gated`.
+Activation = Literal["silu", "gelu", "clamped"]
 
 # What rows see. In a picture a line is a row, and its crosses are keys: of context rows (three in
 # all), then of draft rows of steps before (two), then of its own step (two).
@@ -85,6 +86,8 @@ class Heads:
         window: newest keys that a row sees, its own included; 0 for all.
         query_norm: name of the RMS norm of each query head, if any; likewise `key_norm`.
         temperature: of queries, by position; None for none.
+        sinks: name of `[heads]` scores of no key, which come before those of keys in the softmax
+            and are dropped behind it, if any (Xiao et al. 2024, arXiv:2309.17453).
     """
 
     heads: int
@@ -96,6 +99,7 @@ class Heads:
     query_norm: str | None = None
     key_norm: str | None = None
     temperature: Temperature | None = None
+    sinks: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +219,7 @@ class Ops(Protocol):
         """Return `activation(x @ gate) * (x @ up)`; `norm` comes before.
 
         `names` are those of both matrices, or of one that has both, the gate's outputs first.
+        "clamped" is of both, `g * sigmoid(1.702 g) * (u + 1)` of `g` up to 7 and `u` from -7 to 7.
         """
         ...
 

@@ -25,6 +25,7 @@ from paceline.models.families.base import HF_ENDS, HF_PARTS, Family
 from paceline.models.gguf import GGUFFile
 from paceline.models.quantised import Made, QuantisedFiles
 from paceline.models.safetensors import SafetensorsFiles
+from paceline.models.stacked import StackedExperts
 
 _GGUF_ENDS = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
 
@@ -99,7 +100,8 @@ class FileWeights:
         theirs = self._known(name)
         rows = self._rows(name)
         if ".experts." in name and isinstance(rows, slice):
-            return self._reader.read(theirs, rows)  # not all of them for each
+            own = self._reader.read(theirs, rows)  # not all of them for each
+            return own[0] if name.endswith(".bias") else own
         values = self._reader.read(theirs)
         if rows is not None:
             values = np.ascontiguousarray(values[rows])
@@ -123,7 +125,7 @@ class FileWeights:
         shape = self._reader.shape(theirs)
         rows = self._rows(name)
         shape = (1, *shape) if self._is_row(name) and len(shape) == 1 else shape
-        deep = ".experts." in name and (self._gguf or rows is not None)
+        deep = ".experts." in name and rows is not None
         if len(shape) != 2 + deep:
             raise ModelError(
                 f"{self._what} has {name} in {len(shape)} dimensions: download it again"
@@ -181,12 +183,13 @@ class FileWeights:
             layer, prefix = str(int(layer) - self._config.layers), "mtp.layers"
         expert = ""
         if part == "experts":
-            expert, _, part = kind.partition(".")
-            part, kind = f"experts.{part}", ""
+            expert, _, own = kind.partition(".")
+            own, _, kind = own.partition(".")
+            part = f"experts.{own}"
         if part not in parts:
             return ""
         stacked = f"{prefix}.{layer}.{self._stacked.get(part)}"
-        if stacked in self._reader:
+        if stacked in self._reader and not kind:
             return stacked
         theirs = f"{prefix}.{layer}.{parts[part].format(expert)}"
         if parts[part] in self._family.bare:
@@ -196,15 +199,17 @@ class FileWeights:
     def _rows(self, name: str) -> slice | npt.NDArray[np.int64] | None:
         part = name.removesuffix(".bias").rpartition(".")[2]
         if ".experts." in name:
-            theirs = self._theirs(name)
+            theirs, bias = self._theirs(name), name.endswith(".bias")
             shape = self._reader.shape(theirs)
-            if not self._gguf and len(shape) < 3:
+            if len(shape) < (2 if bias else 3):
                 return None
-            *_, expert, part = name.split(".")  # one behind another in one tensor
+            expert = int(name.split(".")[3])  # one behind another in one tensor
+            if bias:
+                return slice(expert, expert + 1)
             own = [each for each, at in self._stacked.items() if theirs.endswith(f".{at}")]
             own, part = own or [part], f"experts.{part}" if own else part
             height = shape[1] // len(own)
-            begin = int(expert) * shape[1] + own.index(part) * height
+            begin = expert * shape[1] + own.index(part) * height
             return slice(begin, begin + height)
         config = self._config
         narrow = config.kv_heads * config.head_dim
@@ -243,8 +248,10 @@ def safetensors_weights(
             fewer.
     """
     files = files or open_files(directory, {})
-    weights = FileWeights(files, config, directory, gguf=False)
-    if family_of(config).facts:
+    family = family_of(config)
+    reader = StackedExperts(files) if family.stacked else files
+    weights = FileWeights(reader, config, directory, gguf=False)
+    if family.facts:
         weights.check(files.index())
     return weights
 

@@ -95,9 +95,10 @@ def attends(heads: int, kv_heads: int, width: int) -> bool:
 
 
 class CLayer(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_void_p)
-        for name in ("keys", "values", "angles", "query_norm", "key_norm", "query_factors")
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "angles")),
+        *((name, ctypes.c_void_p) for name in ("query_norm", "key_norm")),
+        *((name, ctypes.c_void_p) for name in ("sinks", "query_factors")),
     )
 
 

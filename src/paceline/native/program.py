@@ -28,7 +28,7 @@ from paceline.native.library import (
 from paceline.native.packed import Packed
 
 # Activations of a gate, in C++.
-GATES = {"silu": 1, "gelu": 2}
+GATES = {"silu": 1, "gelu": 2, "clamped": 3}
 
 # Columns that `pick` fills.
 PICKED = 4
@@ -267,30 +267,28 @@ class Program:
         self,
         memory: npt.NDArray[Any],
         angles: Any,
-        norms: Sequence[Any],
+        vectors: Sequence[Any],
         at: Columns,
         to: Columns,
         asked: int = ALL,
         heads: CHeads | None = None,
-        factors: LogitArray | None = None,
     ) -> None:
         """Add attention of one layer over its keys and values.
 
         Args:
             memory: keys, and values.
             angles: rotary table.
-            norms: of queries and of keys, if any.
+            vectors: norms of queries and of keys, sinks, and factors of queries by position,
+                each if any.
             at: queries of the rows, and their keys and values unless these are `LENT`.
             to: destination.
             asked: `ALL`, `LAST` (only the last row of each sequence is computed) or `LENT`
                 (nothing is stored).
             heads: shape, if not the program's.
-            factors: of queries by position, if any.
         """
         self._kept.append(memory)
         layer = CLayer(
-            *(each.ctypes.data for each in memory),
-            *map(self.packed.keep, (angles, *norms, factors)),
+            *(each.ctypes.data for each in memory), *map(self.packed.keep, (angles, *vectors))
         )
         self._add(
             "attention", "attention", heads or self._heads, layer, asked, _view(at), _view(to)

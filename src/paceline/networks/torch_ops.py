@@ -155,6 +155,9 @@ class TorchOps:
         x = x if norm is None else self.norm(x, norm)
         parts = [self._weights.linear(x, name) for name in names]
         gate, up = parts if len(parts) == 2 else parts[0].chunk(2, dim=-1)
+        if activation == "clamped":
+            gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+            return gate * (1.702 * gate).sigmoid() * (up + 1)
         return active(gate, activation) * up
 
     def head(self, x: Tensor, *, norm: str | None = None, scale: float = 1.0) -> Tensor:

@@ -108,6 +108,12 @@ _ADDED: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "llama_blockffn": {"num_experts": 6},
+    "gpt_oss": {
+        "sliding_window": 7,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "rope_scaling": {**_YARN, "truncate": False},
+    },
 }
 _ADDED["qwen3_5_moe_text"] = _ADDED["qwen3_5_text"] | {
     "num_experts": 6,
@@ -174,6 +180,10 @@ class RandomWeights:
             for part in ("gate", "up", "down"):
                 parts |= {f"shared_{part}": parts[part]} if "shared_by" in parts else {}
                 parts |= {f"experts.{each}.{part}": parts[part] for each in range(count)}
+            if config.sinks:
+                biased = (*"qkvo", "router", *(part for part in parts if "experts" in part))
+                parts |= {f"{part}.bias": parts[part][:1] for part in biased}
+                parts["sinks"] = (config.heads,)
             self._shapes |= {f"layers.{layer}.{part}": shape for part, shape in parts.items()}
 
     def __contains__(self, name: object) -> bool:

@@ -123,8 +123,8 @@ def _attend(
     heads: Heads, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
 ) -> Tensor:
     # `[rows, heads, head_dim]` of one text; causal without a mask.
-    if heads.window:
-        raise ModelError("chains are not trained for models with sliding windows yet")
+    if heads.window or heads.sinks:
+        raise ModelError("chains are not trained for models with sliding windows or sinks yet")
     q, k, v = (x.to(values.dtype).transpose(0, 1)[None] for x in (queries, keys, values))
     out = functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, scale=heads.scale, enable_gqa=True

@@ -11,6 +11,7 @@ from paceline.models.families.base import LLAMA_HALVES, Family, Step
 from paceline.models.families.denoisers import DENOISERS, UNSUPPORTED
 from paceline.models.families.experts import BLOCKFFN, MIXTRAL, QWEN3_MOE
 from paceline.models.families.gemma3 import GEMMA3
+from paceline.models.families.gpt_oss import GPT_OSS
 from paceline.models.families.granite import GRANITE, GRANITE4
 from paceline.models.families.lfm2 import LFM2
 from paceline.models.families.llama import LLAMA
@@ -25,7 +26,8 @@ from paceline.models.families.smollm3 import SMOLLM3
 
 _DENSE = (LLAMA, MISTRAL, MINISTRAL3, QWEN2, QWEN3, GEMMA3, PHI3, SMOLLM3, GRANITE, GRANITE4)
 _HYBRID = (QWEN3_5, LFM2)
-FAMILIES = (*_DENSE, OLMO2, OLMO3, *_HYBRID, QWEN3_MOE, MIXTRAL, BLOCKFFN, QWEN3_5_MOE)
+_SPARSE = (QWEN3_MOE, MIXTRAL, BLOCKFFN, QWEN3_5_MOE, GPT_OSS)
+FAMILIES = (*_DENSE, OLMO2, OLMO3, *_HYBRID, *_SPARSE)
 """Autoregressive ones."""
 
 

@@ -68,7 +68,7 @@ class Family:
         hf_ends: names of the tensors outside the layers in checkpoints.
         gguf_ends: names of them in GGUF files, where they differ from Llama's.
         hf_layers: what the names of a layer's tensors begin with, before its index.
-        hf_parts: names of a layer's parts in checkpoints.
+        hf_parts: names of a layer's parts in checkpoints; "{}" is the number of an expert.
         gguf_parts: names of a layer's parts in GGUF files.
         fused: parts that lie in one tensor, which both formats then name by all of them.
         interleaved: GGUF files interleave the rotary halves of query and key rows.
@@ -89,6 +89,7 @@ class Family:
             otherwise; empty for autoregressive families.
         hf_mtp: names in checkpoints of what stands around the layer behind the last, by part.
         mtp: that layer, which drafts; None if a model brings none.
+        stacked: checkpoints hold the experts of a layer as `models.stacked` says.
         halves: of a layer, attention and feed-forward block; None for those of Llama.
     """
 
@@ -116,6 +117,7 @@ class Family:
     facts: Mapping[str, Any] = field(default_factory=dict)
     hf_mtp: Mapping[str, str] = field(default_factory=dict)
     mtp: Callable[[Ops, ModelConfig, int, Rows, Sight], Rows] | None = None
+    stacked: bool = False
     halves: tuple[Step, Step] | None = None
 
 
@@ -134,6 +136,7 @@ def heads_of(config: ModelConfig, index: int) -> Heads:
         f"{name}.q_norm" if config.qk_norm else None,
         f"{name}.k_norm" if config.qk_norm else None,
         config.temperature,
+        f"{name}.sinks" if config.sinks else None,
     )
 
 

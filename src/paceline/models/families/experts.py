@@ -42,7 +42,7 @@ def parts_of(router: str, expert: str, names: tuple[str, str, str]) -> dict[str,
     return {"router": router} | {f"experts.{part}": expert.format(theirs) for part, theirs in own}
 
 
-_HALVES = (llama_attention, feed_forward)
+HALVES = (llama_attention, feed_forward)
 _QWEN = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -73,7 +73,7 @@ QWEN3_MOE = Family(
     gguf_parts=GGUF_PARTS | parts_of("ffn_gate_inp", "ffn_{}_exps", ("gate", "up", "down")),
     from_hf=_qwen3_from_hf,
     from_gguf=_qwen3_from_gguf,
-    halves=_HALVES,
+    halves=HALVES,
 )
 
 
@@ -89,7 +89,7 @@ MIXTRAL = Family(
     hf_parts=HF_PARTS
     | parts_of("block_sparse_moe.gate", "block_sparse_moe.experts.{{}}.{}", ("w1", "w3", "w2")),
     from_hf=_mixtral_from_hf,
-    halves=_HALVES,
+    halves=HALVES,
 )
 
 
@@ -104,5 +104,5 @@ BLOCKFFN = Family(
     | parts_of("mlp.router_proj", "mlp.experts.{{}}.{}", _QWEN)
     | {"router_norm": "mlp.router_norm"},
     from_hf=_blockffn_from_hf,
-    halves=_HALVES,
+    halves=HALVES,
 )

@@ -277,7 +277,12 @@ class Pass {
     void finish(const Group& group, int head, float* partials) {
         const int begin_chunk = first_chunk(group);
         const auto part = [&](int c) { return partial(partials + (begin_chunk + c) * partial_size()); };
-        combine(group.chunks() - begin_chunk, group.count * ratio_, shape_.width, part);
+        float sinks[kRoom] = {};
+        for (int r = 0; layer_.sinks && r < group.count * ratio_; ++r) {
+            sinks[r] = layer_.sinks[head * ratio_ + r % ratio_];
+        }
+        combine(group.chunks() - begin_chunk, group.count * ratio_, shape_.width,
+                layer_.sinks ? sinks : nullptr, part);
         const float* from = part(0).values;
         const int width = ratio_ * shape_.width, begin = head * width;
         for (int r = group.first; r < group.first + group.count; ++r, from += width) {

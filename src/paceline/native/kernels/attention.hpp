@@ -35,6 +35,7 @@ struct Layer {
     const float* angles;  // [positions, rotated]: cosines of half as many angles, then their sines
     const float* query_norm;  // [width], or null
     const float* key_norm;    // [width], or null
+    const float* sinks;       // [heads], a score of no key, before all keys; or null
     const float* query_factors;  // [positions], beside the scale; or null
 };
 

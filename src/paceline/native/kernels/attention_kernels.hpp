@@ -150,14 +150,17 @@ struct Partial {
 };
 
 // Combines chunks in order: the mean of values over all keys, [queries, width], replaces the first
-// chunk's values. Overwrites `highest` and `weight`.
+// chunk's values. Sinks, a score of each query or null, come first and have no value. Overwrites
+// `highest` and `weight`.
 template <class Part>
-void combine(int chunks, int queries, int width, const Part& part) {
+void combine(int chunks, int queries, int width, const float* sinks, const Part& part) {
     for (int r = 0; r < queries; r += kLanes) {
-        Vec highest = all(kNone), total = zeros();
+        const Vec sink = sinks ? load(sinks + r) : all(kNone);
+        Vec highest = sink;
         for (int c = 0; c < chunks; ++c) {
             highest = larger(load(part(c).highest + r), highest);
         }
+        Vec total = weight(sink, highest);
         for (int c = 0; c < chunks; ++c) {
             const Vec factor = weight(load(part(c).highest + r), highest);
             total = fma(load(part(c).weight + r), factor, total);

@@ -269,8 +269,7 @@ class Task {
                 two_tiles<n>(op_.parts[1], pair.first, first, others);
                 for (int t = 0; t < 2; ++t) {
                     for (int r = 0; r < n; ++r) {
-                        const Vec& x = results[t][r];
-                        results[t][r] = (op_.gate == Gate::kSilu ? silu(x) : gelu(x)) * others[t][r];
+                        results[t][r] = gated(results[t][r], others[t][r]);
                     }
                 }
             }
@@ -284,6 +283,11 @@ class Task {
             if (!is_plain(op.parts[p].kind)) return true;
         }
         return false;
+    }
+
+    PACELINE_INLINE Vec gated(const Vec& x, const Vec& y) const {
+        if (op_.gate == Gate::kClamped) return clamped(x, y);
+        return (op_.gate == Gate::kSilu ? silu(x) : gelu(x)) * y;
     }
 
     // Results of N rows from `first` on, for the two tiles from an output on.

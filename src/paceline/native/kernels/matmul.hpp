@@ -15,7 +15,8 @@
 
 namespace paceline {
 
-enum class Gate : int32_t { kNone, kSilu, kGelu };
+// kClamped clamps both, and adds 1 to what it gates: see `clamped`.
+enum class Gate : int32_t { kNone, kSilu, kGelu, kClamped };
 
 constexpr int kMostParts = 3;
 

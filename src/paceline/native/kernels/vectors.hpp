@@ -304,6 +304,14 @@ PACELINE_INLINE Vec gelu(const Vec& x) {
     return x / (exponential(inner * -1.5957691216f) + 1.0f);
 }
 
+// gpt-oss's gate: x / (1 + e^(-1.702 x)) * (y + 1), of x up to 7 and y from -7 to 7.
+PACELINE_INLINE Vec clamped(Vec x, Vec y) {
+    x = select(x > all(7.0f), all(7.0f), x);
+    y = select(y > all(7.0f), all(7.0f), y);
+    y = select(y < all(-7.0f), all(-7.0f), y);
+    return x / (exponential(x * -1.702f) + 1.0f) * (y + 1.0f);
+}
+
 // Dot product, `width` a multiple of 16.
 template <class Number>
 float dot(const Number* a, const float* b, int64_t width) {

@@ -73,6 +73,8 @@ class Formats:
             kind = "Q8_0"  # they decide the argmax
         if self._kind and name.endswith((".router", ".delta_a", ".delta_b")):
             kind = "F32"  # so small, and it decides which experts are read, or what is kept
+        if stored.kind == "MXFP4" and self._kind in ("Q8_0", "Q4_1"):
+            kind = stored.kind  # fewer bits than asked for, and the very numbers
         if kind not in KINDS:
             run = "I8_K" if kind in GRIDS else "F32"
             if kind not in self._told:

@@ -419,18 +419,15 @@ class CpuOps(Recorder):
         memory = pool.memory[2 * layer : 2 * layer + 2]
         angles = self._angles(heads)
         shape = self._shape(heads, pool, angles)
-        norms = [
-            None if name is None else self._matrices.required(name)
-            for name in (heads.query_norm, heads.key_norm)
-        ]
-
         longest, grows = self.program.longest, heads.temperature
-        factors = None if grows is None else _query_factors(grows, longest)
+        vectors = [
+            None if name is None else self._matrices.required(name)
+            for name in (heads.query_norm, heads.key_norm, heads.sinks)
+        ]
+        vectors.append(None if grows is None else _query_factors(grows, longest))
 
         def record(to: Columns) -> None:
-            self.program.attention(
-                memory, angles, norms, x.columns(), to, asked, heads=shape, factors=factors
-            )
+            self.program.attention(memory, angles, vectors, x.columns(), to, asked, heads=shape)
 
         group = heads.heads // heads.kv_heads * heads.width
         width = heads.heads * heads.width

@@ -71,6 +71,14 @@ def active(x: LogitArray, activation: str) -> LogitArray:
     return x / (exponential(inner * np.float32(-1.5957691216)) + 1)
 
 
+def gated(gate: LogitArray, up: LogitArray, activation: str) -> LogitArray:
+    """Return what a gate lets through."""
+    if activation != "clamped":
+        return active(gate, activation) * up
+    gate, up = np.minimum(gate, np.float32(7)), np.clip(up, np.float32(-7), np.float32(7))
+    return gate / (exponential(gate * np.float32(-1.702)) + 1) * (up + 1)
+
+
 def sigmoid(x: LogitArray) -> LogitArray:
     """Return 1 / (1 + e^-x)."""
     return np.float32(1) / (exponential(-x) + np.float32(1))
@@ -195,7 +203,11 @@ def _weights(scores: LogitArray, highest: LogitArray) -> LogitArray:
 
 
 def attention(
-    queries: LogitArray, keys: LogitArray, values: LogitArray, paths: IntArray
+    queries: LogitArray,
+    keys: LogitArray,
+    values: LogitArray,
+    paths: IntArray,
+    sinks: LogitArray | None = None,
 ) -> LogitArray:
     """Return `[rows, heads, width]`, the mean of values that each row sees.
 
@@ -205,6 +217,7 @@ def attention(
         values: likewise.
         paths: `[rows, longest]`, the places that a row sees in order, -1 for none; `longest` is a
             multiple of `CHUNK`.
+        sinks: `[heads]` scores of no key, the first of all; None for none.
     """
     scores = np.zeros((*queries.shape[:2], len(keys)), np.float32)
     for d in range(queries.shape[2]):
@@ -224,7 +237,9 @@ def attention(
                 value = values[paths[:, begin + place]]
                 mean = fma(shares[..., place, None], value, mean)
         sums.append(mean)
-    total, top = np.zeros_like(weight[0]), np.max(highest, axis=0)
+    sink = np.full_like(weight[0], -np.inf) if sinks is None else np.zeros_like(weight[0]) + sinks
+    top = np.max([sink, *highest], axis=0)
+    total = _weights(sink, top)
     factors = [_weights(each, top) for each in highest]
     for each, factor in zip(weight, factors, strict=True):
         total = fma(each, factor, total)

@@ -34,6 +34,7 @@ from paceline.runtimes.reference.arithmetic import (
     delta_step,
     exponential,
     fma,
+    gated,
     in_order,
     normed,
     product,
@@ -163,7 +164,7 @@ class ReferenceOps:
     ) -> Rows:
         x = x if norm is None else self.norm(x, norm)
         gate, up = self._formats.parts(names, pair=True)
-        return active(self._product(x, gate), activation) * self._product(x, up)
+        return gated(self._product(x, gate), self._product(x, up), activation)
 
     def head(self, x: Rows, *, norm: str | None = None, scale: float = 1.0) -> Rows:
         return self.linear(x, ["head"], norm=norm, scale=scale)
@@ -249,7 +250,9 @@ class ReferenceOps:
         scale = np.full(len(q), heads.scale, np.float32)
         if heads.temperature is not None:
             scale = scale * heads.temperature.at(seen.positions[-len(q) :])
-        return attention(q * scale[:, None, None], keys, values, paths).reshape(len(q), -1)
+        sinks = None if heads.sinks is None else self._formats.required(heads.sinks)
+        q = q * scale[:, None, None]
+        return attention(q, keys, values, paths, sinks).reshape(len(q), -1)
 
     def convolve(self, layer: int, x: Rows, name: str, *, activated: bool = True) -> Rows:
         weights = self._formats.required(name).reshape(x.shape[1], -1)

@@ -104,6 +104,7 @@ def attend(
     scale: float | None = None,
     *,
     past: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Write new rows, if any, to the cache of one layer and attend.
 
@@ -115,16 +116,17 @@ def attend(
         values: `[rows, kv_heads, head_dim]`.
         scale: of the scores; None for `head_dim ** -0.5`.
         past: cached rows, from the first, that all rows see, and the mask does not name.
+        sinks: `[heads]` scores of no key; None for none.
     """
     rows, total = len(queries), cache.shape[2] if mask is None else past + mask.shape[1]
     if keys is not None and values is not None and keys.shape[1]:
         cache[0, :, total - rows : total] = keys.transpose(0, 1)
         cache[1, :, total - rows : total] = values.transpose(0, 1)
-    if past and mask is not None:
+    if (past and mask is not None) or sinks is not None:
         scale = queries.shape[-1] ** -0.5 if scale is None else scale
         parts = ((each[:, :past], each[:, past:total]) for each in cache)
         prefix, new = zip(*parts, strict=True)
-        return hybrid(queries, prefix, new, mask, scale)
+        return hybrid(queries, prefix, new, mask, scale, sinks)
     out = functional.scaled_dot_product_attention(
         queries.transpose(0, 1)[None],
         cache[0, None, :, :total],

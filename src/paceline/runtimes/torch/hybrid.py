@@ -31,17 +31,19 @@ def hybrid(
     queries: Tensor,
     prefix: tuple[Tensor, Tensor],
     new: tuple[Tensor, Tensor],
-    mask: Tensor,
+    mask: Tensor | None,
     scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend to a prefix and to the new rows.
 
     Args:
         queries: `[rows, heads, head_dim]`.
-        prefix: keys and values that all rows see, `[kv_heads, cached, head_dim]`.
-        new: those of the rows, `[kv_heads, rows, head_dim]`.
-        mask: bool `[rows, rows]`, which rows each sees.
+        prefix: keys and values that all rows see, `[kv_heads, cached, head_dim]`; may be none.
+        new: others, `[kv_heads, keys, head_dim]`.
+        mask: bool `[rows, keys]`, which of these each row sees; None for all.
         scale: of the scores.
+        sinks: `[heads]` scores of no key; None for none.
 
     Returns:
         `[rows, heads, head_dim]`.
@@ -51,8 +53,13 @@ def hybrid(
     # Query heads of one key head are rows of it: without a mask all rows are alike.
     q = queries.to(prefix[0].dtype)  # autocast leaves keys that are cached as they are
     q = q.reshape(rows, kv_heads, -1, width).permute(1, 2, 0, 3).flatten(1, 2)
-    near = masked(q, *new, mask.repeat(heads // kv_heads, 1), scale)
-    out = merge(unmasked(q, *prefix, scale), near)
+    found = masked(q, *new, None if mask is None else mask.repeat(heads // kv_heads, 1), scale)
+    if prefix[0].shape[1]:
+        found = merge(unmasked(q, *prefix, scale), found)
+    out = found.out
+    if sinks is not None:
+        sinks = sinks.reshape(kv_heads, -1).repeat_interleave(rows, 1)
+        out = out * (found.lse - sinks).sigmoid()[..., None].to(out.dtype)
     out = out.reshape(kv_heads, -1, rows, width).permute(2, 0, 1, 3).flatten(1, 2)
     return out.to(queries.dtype)
 
@@ -78,7 +85,7 @@ def masked(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: 
     return Part((scores - lse[..., None]).exp().to(values.dtype) @ values, lse)
 
 
-def merge(a: Part, b: Part) -> Tensor:
-    """Return the softmax over the keys of both."""
+def merge(a: Part, b: Part) -> Part:
+    """Return attention over the keys of both."""
     share = (a.lse - b.lse).sigmoid()[..., None].to(a.out.dtype)
-    return share * a.out + (1 - share) * b.out
+    return Part(share * a.out + (1 - share) * b.out, torch.logaddexp(a.lse, b.lse))

@@ -42,7 +42,7 @@ class TorchModel:
         self._weights, self._place = weights, (device, dtype)
         self._known: dict[str, Tensor | None] = {}
         nothing = torch.zeros((0, config.hidden_size), device=device, dtype=dtype)
-        self.logits(self(nothing, torch.zeros(0, device=device), lambda _layer, _heads, q, *_: q))
+        self.logits(self(nothing, torch.zeros(0, device=device), self._no_rows))
         self.embed(torch.zeros(0, dtype=torch.int64, device=device))
 
     def __call__(
@@ -81,6 +81,12 @@ class TorchModel:
             boundaries=boundaries,
         )
         return found
+
+    def _no_rows(self, _layer: int, heads: Heads, queries: Tensor, *_: Tensor) -> Tensor:
+        # Reads what attention does.
+        if heads.sinks is not None:
+            self.tensor(heads.sinks)
+        return queries
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.tensor("embed")[ids] * self.config.embedding_scale

@@ -297,11 +297,13 @@ class TorchTarget:
                 made = [_mask(each, heads.window) for each in rows]
                 masks[heads.window] = [torch.from_numpy(each).to(self._device) for each in made]
             split = [x.split_with_sizes(sizes) for x in (queries, keys, values)]
+            sinks = None if heads.sinks is None else self._network.tensor(heads.sinks)
             out = []
             for each, m, q, k, v in zip(rows, masks[heads.window], *split, strict=True):
                 cache = each.cache
                 past = cache.length + len(m) - m.shape[1]
-                out.append(attend(cache.data[layer], m, q, k, v, heads.scale, past=past))
+                data = cache.data[layer]
+                out.append(attend(data, m, q, k, v, heads.scale, past=past, sinks=sinks))
             return torch.cat(out)
 
         return attended
