@@ -55,7 +55,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 66_951,
+    "lines": 66_975,
     "lines of methods": 11_407,
     "modules": 418,
     "docstrings": 0.14,
