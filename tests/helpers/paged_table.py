@@ -87,7 +87,9 @@ class PagedTable:
         begin = cache.length + each.num_new
         cache.places = list(range(begin, begin + len(draft)))
         for position, token in enumerate(each.tokens, cache.length):
-            for numbers in self.memory.token(cache.blocks[position // BLOCK], position % BLOCK):
+            for numbers in self.memory.slabs[0].token(
+                cache.blocks[position // BLOCK], position % BLOCK
+            ):
                 numbers[:] = token
 
     def _look_up(self, each: Rows) -> Output:
@@ -102,7 +104,7 @@ class PagedTable:
         return Output(np.stack(rows), None, features)
 
     def _after(self, cache: PagedCache, places: Sequence[int]) -> np.ndarray:
-        keys = self.memory.memory[0, :, 0]
+        keys = self.memory.slabs[0].memory[0, :, 0]
         context = (keys[cache.blocks[place // BLOCK], place % BLOCK] for place in places)
         return self._logits(tuple(map(int, context)))
 

@@ -72,6 +72,15 @@ def rope(parameters: dict[str, Any], base: float = 10000.0) -> dict[str, Any]:
     return {"rope_parameters": {"rope_theta": base, **parameters}}
 
 
+GEMMA4 = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "sliding_window": 6,
+    "vocab_size_per_layer_input": 96,
+    "final_logit_softcapping": 5.0,
+}
 # Hugging Face type, and what differs from `COMMON`.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -236,6 +245,37 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         {"head_dim": 32, "sliding_window": 6, "num_hidden_layers": 6, "query_pre_attn_scalar": 24},
     ),
+    "gemma4": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 32,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+        },
+    ),
+    "gemma4-keys": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": None,
+        },
+    ),
+    "gemma4-moe": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+            "experts_implementation": "eager",
+        },
+    ),
     "phi3": ("phi3", {"sliding_window": None}),
     "phi3-long": (
         "phi3",
@@ -266,9 +306,12 @@ def original(case: str, path: Path, **more: Any) -> Any:
     torch.manual_seed(sum(map(ord, case)))
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     for name, parameter in model.named_parameters():
-        if "norm" in name or "bias" in name:
+        if "norm" in name or "bias" in name or name.endswith("scale"):
             with torch.no_grad():
                 parameter.add_(0.2 * torch.randn_like(parameter))
+    for name, number in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            number.copy_(0.5 + torch.rand(1))
     model.save_pretrained(path)
     return model
 
@@ -319,7 +362,7 @@ def test_what_a_family_adds_matters(case: str, tmp_path: Path) -> None:
         "attention_scale": 0.0,
         "logit_scale": 1.0,
         "activation": "silu",
-        "local_rope_base": None,
+        "local_rope_base": config.local_rope_base and config.rope_base,
         "qk_norm": False,
         "sinks": False,
         "rope_factor": 1.0,
@@ -356,7 +399,8 @@ def test_a_gguf_file_gives_those_of_the_checkpoint(case: str, kind: str, tmp_pat
     source = DirectorySource(tmp_path)
     path = tmp_path / "model.gguf"
     named = replace(source.config, family="olmo3") if case == "olmo2" else source.config
-    rounded = write(path, named, source.weights(), kind, CASES[case][1])
+    fuse = case == "gemma4-moe"
+    rounded = write(path, named, source.weights(), kind, CASES[case][1], fuse=fuse)
     file = GGUFFile(path)
     same = {"rope_divisors": None, "family": "", "eos_token_ids": ()}
     same |= {"attention_scale": 0.0} if case == "gemma3" else {}
@@ -414,9 +458,11 @@ def write(
         "embedding_length": config.hidden_size,
         "block_count": config.layers + own,
         "nextn_predict_layers": own,
-        "feed_forward_length": config.ffn_size,
+        "feed_forward_length": 0 if config.full_head_dim else config.ffn_size,
         "attention.head_count": config.heads,
-        "attention.head_count_kv": 0 if config.short_taps else config.kv_heads,
+        "attention.head_count_kv": 0
+        if config.short_taps or config.full_head_dim
+        else config.kv_heads,
         "shortconv.l_cache": config.short_taps,
         "expert_shared_feed_forward_length": 64 if config.experts and config.experts.shared else 0,
         "attention.key_length": config.head_dim,
@@ -425,9 +471,21 @@ def write(
         "expert_count": config.experts.count if config.experts else 0,
         "expert_used_count": config.experts.used if config.experts else 0,
         **(_recurrent_keys(config) if config.delta else {}),
+        **(_full_keys(config) if config.full_head_dim else {}),
     }.items():
         if value:
             add(f"{arch}.{name}", value, uint)
+    if config.full_head_dim:
+        shapes = map(config.kv_shape, range(config.layers))
+        writer.add_head_count_kv([heads for heads, _ in shapes])
+        ups = [weights.stored(f"layers.{each}.up") for each in range(config.layers)]
+        writer.add_feed_forward_length([each.shape[0] for each in ups])
+        writer.add_sliding_window_pattern([bool(each) for each in config.windows])
+        factors = np.nan_to_num(np.float32(config.rope_divisors), posinf=1e30)
+        writer.add_tensor("rope_freqs.weight", factors)
+        add(f"{arch}.rope.freq_base_swa", config.local_rope_base, real)
+        if config.logit_cap:
+            add(f"{arch}.final_logit_softcapping", config.logit_cap, real)
     for name, number in {
         "rope.freq_base": config.rope_base,
         "attention.layer_norm_rms_epsilon": config.norm_eps,
@@ -500,6 +558,10 @@ def write(
                 fused[f"{place}.{'bias' if rest else 'weight'}"] = [turned]
                 continue
             place += ".bias" if rest else ""
+            if family.gguf_parts[part] in family.bare:
+                fused.setdefault(place, []).append(values)
+                out[name] = quantized(values, kind)[0]
+                continue
         out[name] = quantized(values, "F32" if place.endswith(".conv") else kind)[0]
         fused.setdefault(place if place.endswith(".bias") else f"{place}.weight", []).append(values)
     for layer in range(config.layers if fuse else 0):
@@ -507,7 +569,11 @@ def write(
         both = [np.concatenate(pair) for pair in zip(gates, ups, strict=True)]
         fused[f"blk.{layer}.ffn_gate_up_exps.weight"] = both
     for place, pieces in fused.items():
-        whole = np.stack(pieces) if "_exps" in place else np.concatenate(pieces)
+        whole = (
+            np.stack(pieces)
+            if "_exps." in place and "scale" not in place
+            else np.concatenate(pieces)
+        )
         plain = "conv1d" in place or ".conv." in place or place.endswith(".bias")
         _, blocks = quantized(whole, "F32" if plain else kind)
         if blocks is None:
@@ -519,6 +585,20 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return out
+
+
+def _full_keys(config: ModelConfig) -> dict[str, int]:
+    lent = [each for index, each in enumerate(config.lenders) if each != index]
+    return {
+        "attention.key_length": config.full_head_dim,
+        "attention.value_length": config.full_head_dim,
+        "attention.key_length_swa": config.head_dim,
+        "attention.value_length_swa": config.head_dim,
+        "rope.dimension_count": config.full_head_dim,
+        "rope.dimension_count_swa": config.head_dim,
+        "attention.shared_kv_layers": len(lent),
+        "embedding_length_per_layer_input": config.layer_inputs,
+    }
 
 
 def _recurrent_keys(config: ModelConfig) -> dict[str, int]:

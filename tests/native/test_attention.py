@@ -42,6 +42,7 @@ class Sizes:
     """Numbers of a head that are rotated; None for all."""
     scale: float | None = None
     sinks: Any = None
+    value_norm: bool = False
 
     @property
     def frequencies(self) -> Any:
@@ -54,7 +55,8 @@ class Sizes:
         rotary = ops.Rotary(tuple(self.frequencies)) if len(self.frequencies) else None
         parts = self.heads, self.kv_heads, self.width, scale, rotary, self.window
         norms = self.norms or (None, None)
-        return ops.Heads(*parts, *norms, sinks=None if self.sinks is None else "sinks")
+        named = None if self.sinks is None else "sinks"
+        return ops.Heads(*parts, *norms, sinks=named, value_norm=self.value_norm)
 
     def required(self, name: str) -> Any:
         """A norm or the sinks, for the reference."""
@@ -105,13 +107,14 @@ def layer(
         sizes.shape.scale,
         sizes.window,
         2 * len(sizes.frequencies),
+        sizes.value_norm,
     )
     packed = Packed()
     program = Program(packed, heads, LONGEST)
     into = program.buffer("rows", width)
     out = program.buffer("rows", sizes.heads * sizes.width, rounded=rounded)
     program.paths("rows")
-    program.attention(pool.memory, table, vectors, into, out, asked)
+    program.attention(pool.layer(0), table, vectors, into, out, asked)
     return Layer(sizes, pool, program, into, out, threads, packed)
 
 
@@ -157,6 +160,7 @@ SHAPES = {
     "many to one": Sizes(heads=48, kv_heads=1, width=16),
     "odd": Sizes(heads=5, kv_heads=1, width=80),
     "wide": Sizes(heads=2, kv_heads=1, width=128),
+    "widest": Sizes(heads=2, kv_heads=1, width=512, value_norm=True),
     "window": Sizes(window=37),
     "partly rotated": Sizes(turned=16, scale=0.3),
     "not rotated": Sizes(turned=0),
@@ -318,7 +322,7 @@ def test_keys_and_values_lie_where_the_pool_says(kept: KvDtype) -> None:
     _, expected = reference(sizes, rows, 45, trees.EMPTY, kept)
     for place in range(45):
         for found, own in zip(
-            made.pool.token(cache.blocks[place // 32], place % 32), expected, strict=True
+            made.pool.slabs[0].token(cache.blocks[place // 32], place % 32), expected, strict=True
         ):
             assert np.array_equal(found[0].reshape(own[place].shape), own[place])
 

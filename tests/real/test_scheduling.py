@@ -63,7 +63,7 @@ def test_shared_blocks_are_bit_for_bit_those_of_a_prefill() -> None:
     target.prefill(fresh, sequence.tokens)
     assert shared.length > sequence.prompt_length + 32
     blocks = range(shared.length // 32)
-    memory = shared.pool.memory
+    memory = shared.pool.slabs[0].memory
     for block in blocks:
         assert shared.blocks[block] != fresh.blocks[block]
         assert np.array_equal(memory[:, shared.blocks[block]], memory[:, fresh.blocks[block]])

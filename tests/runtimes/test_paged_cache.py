@@ -19,13 +19,13 @@ def write(cache: PagedCache, blocks: list[int], start: int, values: list[int]) -
     """What a forward does: write rows at positions from `start` on."""
     for offset, value in enumerate(values):
         position = start + offset
-        for each in cache.pool.token(blocks[position // BLOCK], position % BLOCK):
+        for each in cache.pool.slabs[0].token(blocks[position // BLOCK], position % BLOCK):
             each[:] = value
 
 
 def read(cache: PagedCache) -> list[int]:
     places = [(cache.blocks[p // BLOCK], p % BLOCK) for p in range(cache.length)]
-    tokens = [cache.pool.token(*place) for place in places]
+    tokens = [cache.pool.slabs[0].token(*place) for place in places]
     rows = [np.concatenate([each.ravel() for each in token]) for token in tokens]
     assert all(np.unique(row).size == 1 for row in rows)
     return [int(row.flat[0]) for row in rows]
@@ -123,9 +123,9 @@ def test_rows_move_to_where_a_path_goes_on():
 def test_keys_lie_number_by_number_and_values_token_by_token():
     memory = pool(2)
     for row in range(BLOCK):
-        keys, values = memory.token(0, row)
+        keys, values = memory.slabs[0].token(0, row)
         keys[1, 0] = values[1, 0] = row, row + 100
     first, second = range(BLOCK), range(100, 100 + BLOCK)
-    assert memory.memory[2, 0, 0].tolist() == [*first, *second]
+    assert memory.slabs[0].memory[2, 0, 0].tolist() == [*first, *second]
     pairs = zip(first, second, strict=True)
-    assert memory.memory[3, 0, 0].tolist() == [each for pair in pairs for each in pair]
+    assert memory.slabs[0].memory[3, 0, 0].tolist() == [each for pair in pairs for each in pair]

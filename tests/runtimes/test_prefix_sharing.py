@@ -20,12 +20,12 @@ def pool(blocks: int, keep: int | None = None) -> BlockPool:
 def append(cache: PagedCache, tokens: Sequence[int]) -> None:
     cache.reserve(len(tokens))
     for position, token in enumerate(tokens, start=cache.length):
-        cache.pool.memory[:, cache.blocks[position // BLOCK], :, position % BLOCK] = token
+        cache.pool.slabs[0].memory[:, cache.blocks[position // BLOCK], :, position % BLOCK] = token
     cache.length += len(tokens)
 
 
 def read(cache: PagedCache) -> list[int]:
-    rows = cache.pool.memory[0, cache.blocks, 0].astype(int).ravel()
+    rows = cache.pool.slabs[0].memory[0, cache.blocks, 0].astype(int).ravel()
     return rows[: cache.length].tolist()
 
 
@@ -87,7 +87,8 @@ def test_caches_hold_their_own_tokens_whatever_others_share(steps, blocks, keep)
             elif name == "branch":
                 cache.reserve(3)
                 for position, row in enumerate((99, counter, counter + 1), cache.length):
-                    memory.memory[:, cache.blocks[position // BLOCK], :, position % BLOCK] = row
+                    block = cache.blocks[position // BLOCK]
+                    memory.slabs[0].memory[:, block, :, position % BLOCK] = row
                 cache.move([cache.length + 1 + size], cache.length + 1)
                 cache.length += 2
                 tokens += [99, counter + size]
@@ -235,7 +236,7 @@ def test_negative_control_a_block_that_stays_known_while_written_misleads(monkey
     other = PagedCache(memory)
     other.share([1] * BLOCK)
     assert read(other) != [1] * BLOCK
-    assert np.any(memory.memory)
+    assert np.any(memory.slabs[0].memory)
 
 
 @pytest.mark.parametrize("known", [0, 1, 31, 32, 33, 64, 100])

@@ -336,12 +336,17 @@ class Runtime(Described):
 
 
 def have_inputs(
-    rows: Sequence[Rows], layers: Sequence[Layer] | None, count: int, states: bool = False
+    rows: Sequence[Rows],
+    layers: Sequence[Layer] | None,
+    count: int,
+    states: bool = False,
+    lenders: Sequence[int] = (),
 ) -> bool:
     """Return whether rows start from inputs; errors as of `Target.forward`, of so many layers.
 
     A model with `states` runs drafts alone, from tokens and through all layers: what a row comes
-    after is known of no other.
+    after is known of no other. A layer that reads keys and values of another, its one of `lenders`,
+    runs behind that.
     """
     odd_rows = any(each.sees is not None or each.inputs is not None for each in rows)
     if states and (layers is not None or odd_rows):
@@ -356,4 +361,11 @@ def have_inputs(
     given = rows[0].inputs is not None
     if any((each.inputs is not None) != given for each in rows):
         raise InvalidOption("some rows have inputs and some have none: run them apart")
+    before = range(min(indices)) if given and indices else ()  # what made the inputs
+    for index in indices if lenders else ():
+        if lenders[index] != index and lenders[index] not in (*before, *indices):
+            raise InvalidOption(
+                f"layer {index} of this model reads keys and values of layer {lenders[index]}, "
+                "which does not run: run that too"
+            )
     return given

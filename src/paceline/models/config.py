@@ -13,13 +13,15 @@ from typing import Any, Literal
 import numpy as np
 
 from paceline.core.types import CanvasTraits, LogitArray, ProbArray
-from paceline.errors import ModelError
+from paceline.errors import InvalidOption, ModelError
 from paceline.models.ops import Activation, DeltaRule, Experts, Rotary, Temperature
 
 ELSEWHERE = "use --runtime transformers"
 # Whose `attention_bias` says nothing of the attention output; and whose output has one.
 _QKV_BIASED = ("qwen2", "Dream", "Fast_dLLM_Qwen", "wedlm")
 _OUTPUT_BIASED = ("gpt_oss",)
+# Whose capped logits are read.
+_CAPPED = ("gemma4_text",)
 
 FINAL = -1
 """Boundary after the final norm; boundary b is the state that enters layer b."""
@@ -27,6 +29,15 @@ FINAL = -1
 Pooling = Literal["last", "mean", "cls", "rank"]
 # By their numbers in GGUF files; 0 is none.
 _POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last", 4: "rank"}
+
+
+# Of a GGUF file's tensors by name, outer dimension first.
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def as_it_is(metadata: Mapping[str, Any], _: Shapes) -> Mapping[str, Any]:
+    """Return metadata that need no other words."""
+    return metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,15 @@ class ModelConfig:
         short_taps: rows that a short convolution reads, the last its own; 0 for none.
         temperature: of queries, by position; None for none.
         recurrent: layers with a state in place of attention.
+        full_kv_heads: those of layers without a window, where they differ; likewise
+            `full_head_dim`.
+        values_are_keys: layers without a window have no value matrix: their values are their keys
+            before norm and rotary.
+        value_norm: values are RMS-normed per head, without weights.
+        lenders: the layer whose keys and values each layer reads, itself or one before; empty if
+            none lends.
+        layer_inputs: numbers that each layer reads of a token beside the stream; 0 for none.
+        logit_cap: logits lie between it and its opposite, by their tanh; 0 for none.
         denoises: how it fills a canvas, if it was trained to.
         pooling: how the state of a text is made of those of its tokens.
         token_to_come: it was trained to foretell where this id stands for tokens (PARD).
@@ -91,21 +111,66 @@ class ModelConfig:
     short_taps: int = 0
     temperature: Temperature | None = None
     recurrent: tuple[int, ...] = ()
+    full_kv_heads: int = 0
+    full_head_dim: int = 0
+    values_are_keys: bool = False
+    value_norm: bool = False
+    lenders: tuple[int, ...] = ()
+    layer_inputs: int = 0
+    logit_cap: float = 0.0
     denoises: CanvasTraits | None = None
     pooling: Pooling = "last"
     token_to_come: int | None = None
 
     def __post_init__(self) -> None:
-        if self.heads % self.kv_heads or self.head_dim % 2:
-            raise ModelError(
-                f"{self.heads} heads over {self.kv_heads} key-value heads of width "
-                f"{self.head_dim} are not a shape of family {self.family}: {ELSEWHERE}"
+        full = self.full_kv_heads or self.kv_heads, self.full_head_dim or self.head_dim
+        for kv_heads, width in ((self.kv_heads, self.head_dim), full):
+            if self.heads % kv_heads or width % 2:
+                raise ModelError(
+                    f"{self.heads} heads over {kv_heads} key-value heads of width {width} are not "
+                    f"a shape of family {self.family}: {ELSEWHERE}"
+                )
+
+    def refuse_added_embeddings(self) -> None:
+        """Raise InvalidOption if layers read tokens too: rows of other embeddings have none."""
+        if self.layer_inputs:
+            raise InvalidOption(
+                f"layers of family {self.family} read tokens too, so no row has an embedding of "
+                "another: choose a method that drafts tokens"
+            )
+
+    def refuse_to_lend(self, network: str) -> None:
+        """Raise InvalidOption if layers differ in shape: no network has heads for all of them."""
+        if self.full_head_dim or self.full_kv_heads:
+            raise InvalidOption(
+                f"network '{network}' reads keys and values of its target, whose layers differ in "
+                "shape: choose one that reads none"
             )
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """Layers that have keys and values, in the order of a cache."""
-        return tuple(each for each in range(self.layers) if each not in self.recurrent)
+        """Layers that store keys and values, in the order of a cache."""
+        lent = [i for i, lender in enumerate(self.lenders) if lender != i]
+        return tuple(i for i in range(self.layers) if i not in self.recurrent and i not in lent)
+
+    def kv_shape(self, index: int) -> tuple[int, int]:
+        """Return how many key-value heads a layer has, and how wide its heads are."""
+        if self.windows and self.windows[index]:
+            return self.kv_heads, self.head_dim
+        return self.full_kv_heads or self.kv_heads, self.full_head_dim or self.head_dim
+
+    @property
+    def kv_shapes(self) -> tuple[tuple[int, int], ...]:
+        """`kv_shape` of `attention_layers`."""
+        return tuple(map(self.kv_shape, self.attention_layers))
+
+    @property
+    def widest(self) -> tuple[int, int]:
+        """Most key-value heads of a layer, and the greatest width of a head."""
+        return (
+            max(self.kv_heads, self.full_kv_heads),
+            max(self.head_dim, self.full_head_dim),
+        )
 
     @property
     def taps(self) -> int:
@@ -124,7 +189,8 @@ class ModelConfig:
             and self.activation == "silu"
             and not self.norms_after
             and self.experts is None
-            and not (self.recurrent or self.sinks)
+            and not (self.recurrent or self.sinks or self.lenders or self.layer_inputs)
+            and not (self.logit_cap or self.full_kv_heads or self.full_head_dim or self.value_norm)
         )
 
     @classmethod
@@ -176,16 +242,17 @@ class ModelConfig:
     def from_gguf(
         cls,
         metadata: Mapping[str, Any],
-        shapes: Mapping[str, tuple[int, ...]],
+        shapes: Shapes,
         family: str,
         changes: Callable[[Entries], dict[str, Any]],
         divisors: Mapping[str, Sequence[float]],
+        entries: Callable[[Mapping[str, Any], Shapes], Mapping[str, Any]] = as_it_is,
     ) -> ModelConfig:
         """Read GGUF metadata; arguments and errors as for `families.gguf_config`."""
-        get = Entries(metadata)
         if "blk.0.attn_output.bias" in shapes and family not in _OUTPUT_BIASED:
             raise _unsupported("a bias on the attention output")
         try:
+            get = Entries(entries(metadata, shapes))
             hidden, heads = int(get("embedding_length")), int(get("attention.head_count"))
             head_dim = int(get("attention.key_length", hidden // heads))
             rotated = int(get("rope.dimension_count", head_dim))
@@ -256,8 +323,12 @@ def feature_places(layers: int, more: tuple[int, ...], asked: Sequence[int]) -> 
 
 
 def inverse_frequencies(config: ModelConfig) -> ProbArray:
-    """Return the rotary angle per position, float64 `[rotated // 2]`, in radians."""
-    plain = rotary_frequencies(config.rope_base, config.rotated or config.head_dim)
+    """Return the rotary angle per position, float64 `[rotated // 2]`, in radians.
+
+    Those of layers without a window, where they differ.
+    """
+    width = config.full_head_dim or config.head_dim
+    plain = rotary_frequencies(config.rope_base, config.rotated or width)
     if config.rope_divisors is None:
         return plain
     return plain / np.asarray(config.rope_divisors, dtype=np.float64)
@@ -378,7 +449,8 @@ def _refuse_hf_extras(config: Mapping[str, Any]) -> None:
     activation = config.get("hidden_activation") or config.get("hidden_act", "silu")
     if activation not in ("silu", "gelu_pytorch_tanh"):
         raise _unsupported(f"the activation {activation!r}")
-    if config.get("final_logit_softcapping") or config.get("attn_logit_softcapping"):
+    capped = config.get("model_type") not in _CAPPED and config.get("final_logit_softcapping")
+    if capped or config.get("attn_logit_softcapping"):
         raise _unsupported("capped scores or logits")
     if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
         raise _unsupported("attention to later tokens")
@@ -504,6 +576,10 @@ def _stretch(factor: float, scale: float) -> float:
     return 0.1 * scale * _log(factor) + 1.0 if factor > 1 else 1.0
 
 
+# Divisors of frequencies from which on numbers are not rotated at all.
+_STILL = 1e30
+
+
 def _gguf_extension(
     get: Entries, divisors: Mapping[str, Sequence[float]], base: float, rotated: int, context: int
 ) -> tuple[tuple[float, ...] | None, float]:
@@ -538,6 +614,7 @@ def _gguf_extension(
     else:
         raise _unsupported(f"rotary positions of type {kind!r}")
     if given is not None:
+        given = [math.inf if each >= _STILL else each for each in given]
         extended = [f * (extended[i] if extended else 1.0) for i, f in enumerate(given)]
     return None if extended is None else tuple(map(float, extended)), times
 

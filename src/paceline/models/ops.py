@@ -88,6 +88,7 @@ class Heads:
         temperature: of queries, by position; None for none.
         sinks: name of `[heads]` scores of no key, which come before those of keys in the softmax
             and are dropped behind it, if any (Xiao et al. 2024, arXiv:2309.17453).
+        value_norm: values have one too, without weights.
     """
 
     heads: int
@@ -100,6 +101,7 @@ class Heads:
     key_norm: str | None = None
     temperature: Temperature | None = None
     sinks: str | None = None
+    value_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +195,11 @@ class Ops(Protocol):
         """Return a parameter that is no matrix, to be added or multiplied with."""
         ...
 
-    def embed(self, tokens: Rows, scale: float = 1.0) -> Rows:
+    def embed(self, tokens: Rows, scale: float = 1.0, table: str = "embed") -> Rows:
         """Return the embeddings of token ids, `[..., width]`; rows that carry one are not scaled.
 
-        The backend knows what tokens are; for a network they are those of `Network.start`.
+        The backend knows what tokens are; for a network they are those of `Network.start`. Rows of
+        another table are read from the model's file, with the numbers that it has there.
         """
         ...
 
@@ -233,6 +236,12 @@ class Ops(Protocol):
     def silu(self, x: Rows) -> Rows: ...
 
     def tanh(self, x: Rows) -> Rows: ...
+
+    def gelu(self, x: Rows) -> Rows: ...
+
+    def times(self, x: Rows, by: str | float) -> Rows:
+        """Return `x` times a number, or the only one of a parameter of that name."""
+        ...
 
     def gate(self, x: Rows, by: Rows) -> Rows:
         """Return `x * sigmoid(by)`, elementwise, or a row by the one number that `by` has."""
@@ -306,9 +315,9 @@ class Ops(Protocol):
         name: str,
         experts: Experts,
         activation: Activation,
-        residual: Rows,
+        residual: Rows = None,
     ) -> Rows:
-        """Return `residual` and the weighted sum of each row's experts, in order of their numbers.
+        """Return the weighted sum of each row's experts, in order of their numbers, and `residual`.
 
         Matrices are `NAME.E.gate`, `NAME.E.up` and `NAME.E.down` of expert E.
         """

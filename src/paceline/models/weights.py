@@ -1,8 +1,8 @@
 """Tensors of a model by canonical name, as stored or as floats, from GGUF files and safetensors.
 
-Names are "embed", "norm", "head" (absent if tied) and "layers.N.PART" with the parts of
-`families.base`, and "NAME.bias". Parts of expert E are "layers.N.experts.E.PART". Where a
-model brings a layer that drafts, it is the one behind the last.
+Names are "embed", "norm", "head" (absent if tied), what else a family has outside its layers, and
+"layers.N.PART" with the parts of `families.base`, and "NAME.bias". Parts of expert E are
+"layers.N.experts.E.PART". Where a model brings a layer that drafts, it is the one behind the last.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.types import LogitArray
+from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption, ModelError
 from paceline.models.config import ModelConfig, exponentials
 from paceline.models.families import family_of
-from paceline.models.families.base import HF_ENDS, HF_PARTS, Family
-from paceline.models.gguf import GGUFFile
+from paceline.models.families.base import GGUF_ENDS, HF_ENDS, HF_PARTS, Family
+from paceline.models.gguf import GGUFFile, dequantize
 from paceline.models.quantised import Made, QuantisedFiles
 from paceline.models.safetensors import SafetensorsFiles
 from paceline.models.stacked import StackedExperts
-
-_GGUF_ENDS = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +45,20 @@ class Stored:
     blocks: npt.NDArray[np.uint8] | Made
     order: npt.NDArray[np.int64] | None = None
     mapped: bool = False
+
+    def rows(self, ids: IntArray) -> LogitArray:
+        """Return some rows as float32, in the order of their ids; the others are not read.
+
+        Raises ModelError for a type that cannot be read.
+        """
+        ids = ids if self.order is None else self.order[ids]
+        try:
+            return dequantize(self.kind, self.blocks[ids]).reshape(len(ids), self.shape[1])
+        except (KeyError, NotImplementedError) as error:
+            raise ModelError(
+                f"a table of the model is stored as {self.kind}, whose rows cannot be read: "
+                "choose another quantisation of the model"
+            ) from error
 
     def forget(self) -> None:
         """Let mapped pages go, which count as this process's memory until then."""
@@ -168,10 +180,11 @@ class FileWeights:
         return theirs
 
     def _theirs(self, name: str) -> str:
-        ends = _GGUF_ENDS if self._gguf else self._family.hf_ends
+        ends = {**GGUF_ENDS, **self._family.gguf_ends} if self._gguf else self._family.hf_ends
         if name in ends:
-            own = self._family.gguf_ends.get(name, "") if self._gguf else ""
-            return own if own in self._reader else ends[name]
+            found = ends[name]
+            usual = GGUF_ENDS.get(name, found) if self._gguf else found
+            return found if found in self._reader else usual
         _, _, rest = name.partition(".")
         layer, _, rest = rest.partition(".")
         part, _, kind = rest.partition(".")

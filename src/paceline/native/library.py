@@ -81,7 +81,7 @@ class CHeads(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "width", "kv_dtype")),
         *((name, ctypes.c_float) for name in ("eps", "scale")),
-        *((name, ctypes.c_int32) for name in ("window", "rotated")),
+        *((name, ctypes.c_int32) for name in ("window", "rotated", "value_norm")),
     )
 
 
@@ -91,7 +91,7 @@ KV_DTYPES: dict[KvDtype, int] = {"fp32": 0, "fp16": 1}
 
 def attends(heads: int, kv_heads: int, width: int) -> bool:
     """Return whether native attention supports such heads."""
-    return width % 16 == 0 and width <= 256 and heads <= 48 * kv_heads
+    return width % 16 == 0 and width <= 512 and heads <= 48 * kv_heads
 
 
 class CLayer(ctypes.Structure):

@@ -39,7 +39,7 @@ _KEY = 16
 _SHARPNESS = Struct("<f4x")
 
 # Elementwise operations of `join`.
-SUM, PRODUCT, SILU, TANH, GATE, GATE_ROW = range(6)
+SUM, PRODUCT, SILU, TANH, GATE, GATE_ROW, GELU = range(7)
 
 # Which rows `attention` computes, and how far those of `runs` see; `Asked` and `Upto` in C++.
 ALL, LAST, LENT = range(3)

@@ -37,6 +37,10 @@ class Tensors(Protocol):
 
     def tensor(self, name: str) -> Tensor: ...
 
+    def rows(self, name: str, ids: Tensor) -> Tensor:
+        """Return rows of a table."""
+        ...
+
     def linear(self, x: Tensor, name: str) -> Tensor:
         """Return rows times a matrix, plus its bias if it has one."""
         ...
@@ -54,6 +58,9 @@ class NetworkTensors:
 
     def tensor(self, name: str) -> Tensor:
         return self._known[name]
+
+    def rows(self, name: str, ids: Tensor) -> Tensor:
+        return functional.embedding(ids, self._known[name])
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         return functional.linear(x, self._known[name], self._known.get(f"{name}.bias"))
@@ -119,20 +126,23 @@ class TorchOps:
     def weight(self, name: str) -> Tensor:
         return self._weights.tensor(name)
 
-    def embed(self, tokens: Tensor, scale: float = 1.0) -> Tensor:
-        out = functional.embedding(tokens, self._weights.tensor("embed"))
+    def embed(self, tokens: Tensor, scale: float = 1.0, table: str = "embed") -> Tensor:
+        out = self._weights.rows(table, tokens)
         return out if scale == 1.0 else out * scale
 
     def norm(
         self, x: Tensor, name: str, *, residual: Tensor | None = None, heads: int = 1
     ) -> Tensor:
-        # In float32 or better.
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        wide = _parted(wide, wide.shape[-1] // heads) if heads > 1 else wide
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
-        out = self._weights.tensor(name) * (wide * scale).to(x.dtype)
+        parts = _parted(x, x.shape[-1] // heads) if heads > 1 else x
+        out = self._weights.tensor(name) * self._normed(parts)
         out = out.flatten(-2) if heads > 1 else out
         return out if residual is None else residual + out
+
+    def _normed(self, x: Tensor) -> Tensor:
+        # By the root of the mean square, in float32 or better.
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
+        return (wide * scale).to(x.dtype)
 
     def linear(
         self,
@@ -169,6 +179,12 @@ class TorchOps:
     def tanh(self, x: Tensor) -> Tensor:
         return x.tanh()
 
+    def gelu(self, x: Tensor) -> Tensor:
+        return active(x, "gelu")
+
+    def times(self, x: Tensor, by: str | float) -> Tensor:
+        return x * (self._weights.tensor(by) if isinstance(by, str) else by)
+
     def gate(self, x: Tensor, by: Tensor) -> Tensor:
         return x * by.sigmoid()
 
@@ -199,6 +215,7 @@ class TorchOps:
             factors = torch.tensor(heads.temperature.factors).to(queries)
             steps = (places // heads.temperature.span).long().clamp(max=len(factors) - 1)
             queries = queries * factors[steps][..., None, None]
+        values = self._normed(values) if heads.value_norm else values
         out = self.attention.attend(kv, Qkv(queries, keys, values), heads, sees)
         if sees == "last" and not isinstance(kv, KV):
             rows = self.last(queries, newest)
@@ -247,9 +264,9 @@ class TorchOps:
         name: str,
         experts: Experts,
         activation: Activation,
-        residual: Tensor,
+        residual: Tensor | None = None,
     ) -> Tensor:
-        out = residual.clone()
+        out = torch.zeros_like(x) if residual is None else residual.clone()
         for each in range(experts.count):
             (rows,) = weights[:, each].nonzero(as_tuple=True)
             if not len(rows) and len(x):  # of no rows all are read: it finds what is missing

@@ -6,7 +6,7 @@ until its memory is needed; the least recently used goes first.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -110,13 +110,30 @@ def free_memory() -> int:
     return 0
 
 
-class BlockPool:
-    """Memory of all blocks, with reference counts.
+class Slab:
+    """Keys and values of layers of one shape, in all blocks.
 
     `memory` is `[2 * layers, blocks, kv_heads, 32 * head_dim]`; slice 2l holds the keys of layer l
     and slice 2l + 1 its values. Values lie token after token. Keys are transposed: the first number
     of all 32 tokens, then the second. Pages take memory on first use.
     """
+
+    def __init__(
+        self, layers: int, kv_heads: int, head_dim: int, blocks: int, dtype: type[np.generic]
+    ) -> None:
+        self.memory: npt.NDArray[Any] = np.zeros(
+            (2 * layers, blocks, kv_heads, BLOCK * head_dim), dtype=dtype
+        )
+        self._keys = self.memory[0::2].reshape(layers, blocks, kv_heads, head_dim, BLOCK)
+        self._values = self.memory[1::2].reshape(layers, blocks, kv_heads, BLOCK, head_dim)
+
+    def token(self, block: int, row: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return writable views of a token's keys and values, `[layers, kv_heads, head_dim]`."""
+        return self._keys[:, block, :, :, row], self._values[:, block, :, row]
+
+
+class BlockPool:
+    """Memory of all blocks, with reference counts: a `Slab` for each shape of layers."""
 
     def __init__(
         self,
@@ -128,6 +145,7 @@ class BlockPool:
         keep: int | None = None,
         dtype: type[np.generic] = np.float32,
         state: StateShape | None = None,
+        shapes: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Reserve address space; for states as much again as for keys and values.
 
@@ -140,18 +158,21 @@ class BlockPool:
                 others would take new pages; None retains all, 0 shares nothing.
             dtype: of the numbers.
             state: of a sequence in recurrent layers, if there are any.
+            shapes: `kv_heads` and `head_dim` of each layer, where they differ.
         """
-        self.memory: npt.NDArray[Any] = np.zeros(
-            (2 * layers, blocks, kv_heads, BLOCK * head_dim), dtype=dtype
-        )
-        self._keys = self.memory[0::2].reshape(layers, blocks, kv_heads, head_dim, BLOCK)
-        self._values = self.memory[1::2].reshape(layers, blocks, kv_heads, BLOCK, head_dim)
+        own = list(shapes) or [(kv_heads, head_dim)] * layers
+        counts = Counter(own)
+        slabs = {each: Slab(count, *each, blocks, dtype) for each, count in counts.items()}
+        self.slabs = tuple(slabs.values())
+        # Of each layer, its slab and its place there.
+        self._places = [(slabs[each], own[:i].count(each)) for i, each in enumerate(own)]
+        self.dtype = np.dtype(dtype)
         self.sharing = keep != 0
         self._keep = blocks if keep is None else keep
         self.index = PrefixIndex(BLOCK)
         self.states: StatePool | None = None
         if state is not None:
-            slots = int(self.memory.nbytes) // (4 * state.size)
+            slots = self._bytes // (4 * state.size)
             self.states = StatePool(state, min(max(slots, LEAST_SLOTS), blocks))
             self.index.states = self.states
         self._references = [0] * blocks
@@ -188,7 +209,16 @@ class BlockPool:
     @property
     def bytes_per_token(self) -> int:
         """Memory of a cached token."""
-        return int(self.memory.nbytes) // (self.blocks * BLOCK)
+        return self._bytes // (self.blocks * BLOCK)
+
+    @property
+    def _bytes(self) -> int:
+        return sum(int(slab.memory.nbytes) for slab in self.slabs)
+
+    def layer(self, index: int) -> npt.NDArray[Any]:
+        """Return keys and values of a layer, `[2, blocks, kv_heads, 32 * head_dim]`."""
+        slab, place = self._places[index]
+        return slab.memory[2 * place : 2 * place + 2]
 
     def take(self, count: int) -> list[int]:
         """Hand out `count` blocks.
@@ -243,17 +273,15 @@ class BlockPool:
 
     def copy(self, source: int, destination: int) -> None:
         """Copy the keys and values of a block in all layers."""
-        self.memory[:, destination] = self.memory[:, source]
+        for slab in self.slabs:
+            slab.memory[:, destination] = slab.memory[:, source]
 
     def move(self, sources: Sequence[Place], destinations: Sequence[Place]) -> None:
         """Move single tokens in all layers, in order."""
         for old, new in zip(sources, destinations, strict=True):
-            for to, at in zip(self.token(*new), self.token(*old), strict=True):
-                to[:] = at
-
-    def token(self, block: int, row: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return writable views of a token's keys and values, `[layers, kv_heads, head_dim]`."""
-        return self._keys[:, block, :, :, row], self._values[:, block, :, row]
+            for slab in self.slabs:
+                for to, at in zip(slab.token(*new), slab.token(*old), strict=True):
+                    to[:] = at
 
 
 @dataclass(eq=False)

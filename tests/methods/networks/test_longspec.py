@@ -49,7 +49,7 @@ class Lender:
         if runtime == "cpu":
             parts = shape.layers, shape.kv_heads, shape.head_dim, room
             self.pool = BlockPool(*parts, dtype=np.float32)
-            self.pool.memory[:] = 1e3
+            self.pool.slabs[0].memory[:] = 1e3
 
     def cache(self, features: Tensor, rows: int) -> Lent:
         """The first rows of the text with these features."""
@@ -64,9 +64,9 @@ class Lender:
         cache.length = rows
         for at in range(rows):
             place = cache.blocks[at // BLOCK], slice(None), slice(None), at % BLOCK
-            self.pool._keys[-1][place] = keys[at].numpy()
+            self.pool.slabs[0]._keys[-1][place] = keys[at].numpy()
             place = cache.blocks[at // BLOCK], slice(None), at % BLOCK
-            self.pool._values[-1][place] = values[at].numpy()
+            self.pool.slabs[0]._values[-1][place] = values[at].numpy()
         return cache
 
     def rows(self, features: Tensor, rows: int) -> tuple[Tensor, Tensor]:

@@ -114,6 +114,21 @@ _ADDED: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "rope_scaling": {**_YARN, "truncate": False},
     },
+    "gemma4_text": {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 6,
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 64,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "final_logit_softcapping": 30.0,
+    },
 }
 _ADDED["qwen3_5_moe_text"] = _ADDED["qwen3_5_text"] | {
     "num_experts": 6,
@@ -148,22 +163,28 @@ class RandomWeights:
 
     def __init__(self, config: ModelConfig, kinds: tuple[str, ...]) -> None:
         """`kinds` are the formats of the matrices, by turns."""
-        width, narrow = config.hidden_size, config.kv_heads * config.head_dim
-        wide, ffn, self._kinds = config.heads * config.head_dim, config.ffn_size, kinds
+        width, ffn, self._kinds = config.hidden_size, config.ffn_size, kinds
+        read = config.layer_inputs
         self._shapes: dict[str, tuple[int, ...]] = {
             "embed": (config.vocab_size, width),
             "norm": (width,),
         }
         if not config.tied_embeddings:
             self._shapes["head"] = (config.vocab_size, width)
+        if read:
+            self._shapes["token_inputs"] = config.vocab_size, read * config.layers
+            self._shapes["input_projection"] = read * config.layers, width
+            self._shapes["input_norm"] = (read,)
         for layer in range(config.layers):
+            kv_heads, head = config.kv_shape(layer)
+            wide, narrow = config.heads * head, kv_heads * head
             parts: dict[str, tuple[int, ...]] = {
                 **{"q": (wide, width), "k": (narrow, width), "v": (narrow, width)},
                 **{"o": (width, wide), "gate": (ffn, width), "up": (ffn, width)},
                 "down": (width, ffn),
                 **dict.fromkeys(("attention_norm", "ffn_norm"), (width,)),
                 **dict.fromkeys(("post_attention_norm", "post_ffn_norm"), (width,)),
-                **dict.fromkeys(("q_norm", "k_norm"), (config.head_dim,)),
+                **dict.fromkeys(("q_norm", "k_norm"), (head,)),
             }
             if config.family in _BIASED:
                 parts |= {f"{part}.bias": parts[part][:1] for part in "qkv"}
@@ -174,7 +195,14 @@ class RandomWeights:
                 parts |= {"conv_taps": (width, config.short_taps)}
             if config.delta is not None:
                 parts |= {"q_gate": (wide, width), **_delta_shapes(config.delta, width)}
+            if read:
+                parts |= {"input_gate": (read, width), "input_up": (width, read)}
+                parts |= {"input_norm": (width,)}
             count = config.experts.count if config.experts else 0
+            if config.full_head_dim:
+                norms = ("dense_norm", "experts_norm", "post_experts_norm", "router_scale")
+                parts |= {"scale": (1,), "expert_scale": (count,)}
+                parts |= dict.fromkeys(norms, (width,))
             parts |= {"router": (count, width), "router_norm": (count,)} if count else {}
             parts |= {"shared_by": (1, width)} if config.experts and config.experts.shared else {}
             for part in ("gate", "up", "down"):

@@ -11,6 +11,7 @@ from paceline.models.families.base import LLAMA_HALVES, Family, Step
 from paceline.models.families.denoisers import DENOISERS, UNSUPPORTED
 from paceline.models.families.experts import BLOCKFFN, MIXTRAL, QWEN3_MOE
 from paceline.models.families.gemma3 import GEMMA3
+from paceline.models.families.gemma4 import GEMMA4
 from paceline.models.families.gpt_oss import GPT_OSS
 from paceline.models.families.granite import GRANITE, GRANITE4
 from paceline.models.families.lfm2 import LFM2
@@ -23,11 +24,12 @@ from paceline.models.families.qwen2 import QWEN2
 from paceline.models.families.qwen3 import QWEN3
 from paceline.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from paceline.models.families.smollm3 import SMOLLM3
+from paceline.models.ops import Ops, Rows
 
 _DENSE = (LLAMA, MISTRAL, MINISTRAL3, QWEN2, QWEN3, GEMMA3, PHI3, SMOLLM3, GRANITE, GRANITE4)
 _HYBRID = (QWEN3_5, LFM2)
 _SPARSE = (QWEN3_MOE, MIXTRAL, BLOCKFFN, QWEN3_5_MOE, GPT_OSS)
-FAMILIES = (*_DENSE, OLMO2, OLMO3, *_HYBRID, *_SPARSE)
+FAMILIES = (*_DENSE, OLMO2, OLMO3, GEMMA4, *_HYBRID, *_SPARSE)
 """Autoregressive ones."""
 
 
@@ -68,18 +70,21 @@ def gguf_config(
         divisors: `rope_freqs.weight` and its likes, those that the file has.
     """
     family = _find(metadata.get("general.architecture"), "gguf")
-    return ModelConfig.from_gguf(metadata, shapes, family.hf, family.from_gguf, divisors)
+    return ModelConfig.from_gguf(
+        metadata, shapes, family.hf, family.from_gguf, divisors, family.gguf_entries
+    )
 
 
-def halves_of(config: ModelConfig) -> tuple[Step, Step]:
-    """Return the halves of a layer, attention and feed-forward block."""
-    return family_of(config).halves or LLAMA_HALVES
+def halves_of(config: ModelConfig, ops: Ops, tokens: Rows) -> tuple[Step, Step]:
+    """Return the halves of a layer, attention and feed-forward block, for rows of some tokens."""
+    family = family_of(config)
+    return family.reading(ops, config, tokens) if family.reading else family.halves or LLAMA_HALVES
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     # Of a model that reads pictures too, whose parts for these are not loaded.
     wrapped = config.get("text_config")
-    family = next((each for each in FAMILIES if each.wraps == config.get("model_type")), None)
+    family = next((each for each in FAMILIES if config.get("model_type") in each.wraps), None)
     if family is None or not isinstance(wrapped, Mapping):
         return config
     tied = config.get("tie_word_embeddings", wrapped.get("tie_word_embeddings", False))

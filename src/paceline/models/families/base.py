@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from paceline.core.target import Half, Layer
-from paceline.models.config import ModelConfig, feature_layers, rotary
+from paceline.models.config import ModelConfig, Shapes, as_it_is, feature_layers, rotary
 from paceline.models.ops import Activation, Heads, Ops, Rows, Sight
 
 # Tensors outside the layers in Hugging Face checkpoints, by canonical name.
@@ -17,6 +17,7 @@ HF_ENDS = {
     "norm": "model.norm.weight",
     "head": "lm_head.weight",
 }
+GGUF_ENDS = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
 # Parts of a layer in Hugging Face checkpoints and in GGUF files, by canonical name.
 HF_PARTS = {
     "attention_norm": "input_layernorm",
@@ -66,7 +67,7 @@ class Family:
         hf: its `model_type` in Hugging Face configs.
         gguf: its architecture in GGUF files; empty if they are not read.
         hf_ends: names of the tensors outside the layers in checkpoints.
-        gguf_ends: names of them in GGUF files, where they differ from Llama's.
+        gguf_ends: names of them in GGUF files, beside Llama's or in place of them.
         hf_layers: what the names of a layer's tensors begin with, before its index.
         hf_parts: names of a layer's parts in checkpoints; "{}" is the number of an expert.
         gguf_parts: names of a layer's parts in GGUF files.
@@ -81,8 +82,9 @@ class Family:
         bare: names in files that have no ".weight" behind them; of no norms.
         logarithms: parts of which checkpoints hold the logarithm of the opposite.
         gated_queries: of each head "q" has first its queries, then what gates its results.
-        wraps: `model_type` of configs whose text model is of this family.
+        wraps: each `model_type` of configs whose text model is of this family.
         entries: a Hugging Face config in the words of Llama's.
+        gguf_entries: likewise a GGUF file's metadata, from these and the shapes of its tensors.
         from_hf: changes of the general config, from those entries.
         from_gguf: changes of it, from a GGUF file's metadata.
         facts: of denoisers: fields of `CanvasTraits` that hold for every checkpoint unless it says
@@ -91,6 +93,7 @@ class Family:
         mtp: that layer, which drafts; None if a model brings none.
         stacked: checkpoints hold the experts of a layer as `models.stacked` says.
         halves: of a layer, attention and feed-forward block; None for those of Llama.
+        reading: makes them from the rows' tokens, where layers read these too.
     """
 
     hf: str
@@ -110,8 +113,9 @@ class Family:
     bare: Sequence[str] = ()
     logarithms: Sequence[str] = ()
     gated_queries: bool = False
-    wraps: str = ""
+    wraps: Sequence[str] = ()
     entries: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    gguf_entries: Callable[[Mapping[str, Any], Shapes], Mapping[str, Any]] = as_it_is
     from_hf: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
     from_gguf: Callable[[Get], dict[str, Any]] = _nothing
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -119,6 +123,7 @@ class Family:
     mtp: Callable[[Ops, ModelConfig, int, Rows, Sight], Rows] | None = None
     stacked: bool = False
     halves: tuple[Step, Step] | None = None
+    reading: Callable[[Ops, ModelConfig, Rows], tuple[Step, Step]] | None = None
 
 
 def heads_of(config: ModelConfig, index: int) -> Heads:
@@ -126,10 +131,11 @@ def heads_of(config: ModelConfig, index: int) -> Heads:
     name = f"layers.{index}"
     scale = config.attention_scale or 1 / math.sqrt(config.head_dim)
     window = config.windows[index] if config.windows else 0
+    kv_heads, width = config.kv_shape(index)
     return Heads(
         config.heads,
-        config.kv_heads,
-        config.head_dim,
+        kv_heads,
+        width,
         scale,
         rotary(config, index),
         window,
@@ -137,6 +143,7 @@ def heads_of(config: ModelConfig, index: int) -> Heads:
         f"{name}.k_norm" if config.qk_norm else None,
         config.temperature,
         f"{name}.sinks" if config.sinks else None,
+        config.value_norm,
     )
 
 
@@ -275,4 +282,7 @@ def _half(halves: tuple[Step, Step], index: int, half: Half) -> tuple[int, tuple
 
 def head(ops: Ops, config: ModelConfig, x: Rows) -> Rows:
     """Return logits of hidden states after the final norm."""
-    return ops.head(x, scale=config.logit_scale)
+    cap = config.logit_cap
+    if not cap:
+        return ops.head(x, scale=config.logit_scale)
+    return ops.times(ops.tanh(ops.head(x, scale=config.logit_scale / cap)), cap)

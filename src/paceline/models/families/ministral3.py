@@ -39,7 +39,7 @@ MINISTRAL3 = Family(
     "ministral3",
     "mistral3",
     interleaved=True,
-    wraps="mistral3",
+    wraps=("mistral3",),
     entries=_entries,
     from_hf=_from_hf,
     from_gguf=_from_gguf,

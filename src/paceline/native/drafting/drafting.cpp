@@ -60,6 +60,7 @@ void join(Joint joint, int64_t count, int64_t width, const Operand& a, const Ope
         if (joint == Joint::silu) return silu(x);
         if (joint == Joint::tanh) return sigmoid(x * 2.0f) * 2.0f - 1.0f;
         if (joint == Joint::gate || joint == Joint::gate_row) return x * sigmoid(y);
+        if (joint == Joint::gelu) return gelu(x);
         return joint == Joint::sum ? x + y : x * y;
     };
     each(count, count > 16, [&](int64_t r) {

@@ -137,10 +137,11 @@ class Pass {
             const float* key = qkv[r] + (shape_.heads + head) * width;
             rotate(key, layer_.key_norm, at.position, 1.0f, rotated);
             const float* value = key + shape_.kv_heads * width;
+            const float scale = shape_.value_norm ? norm_factor(value, width, shape_.eps) : 1.0f;
             Number *keys = key_block(block, head), *values = value_block(block, head);
             for (int d = 0; d < width; ++d) {
                 put(rotated[d], keys[d * kBlock + place]);
-                put(value[d], values[place * width + d]);
+                put(value[d] * scale, values[place * width + d]);
             }
         }
     }

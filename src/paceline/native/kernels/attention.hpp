@@ -12,7 +12,7 @@
 
 namespace paceline {
 
-constexpr int kWidest = 256;  // head
+constexpr int kWidest = 512;  // head
 
 // Storage of keys and values, 32 tokens per block: keys [width, 32], values [32, width].
 enum class KvDtype : int32_t { kFp32, kFp16 };
@@ -20,12 +20,13 @@ enum class KvDtype : int32_t { kFp32, kFp16 };
 // Sizes of one layer.
 struct Shape {
     int32_t heads, kv_heads;  // at most 48 heads per kv head
-    int32_t width;            // of a head, a multiple of 16, at most 256
+    int32_t width;            // of a head, a multiple of 16, at most kWidest
     KvDtype kv_dtype;
     float eps;                // of the norms of queries and keys
     float scale;              // of scores
     int32_t window;           // newest keys that a row sees; 0 for all
     int32_t rotated;          // first numbers of a head that are rotated, in halves; 0 for none
+    int32_t value_norm;       // whether values are normed, without weights
 };
 
 // Pointers to one layer's data.

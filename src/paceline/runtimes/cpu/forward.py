@@ -232,6 +232,10 @@ def by_group(operations: Iterable[tuple[str, float]]) -> dict[str, float]:
     return {name: found[name] for name in GROUPS}
 
 
+def _bits(rows: LogitArray) -> npt.NDArray[np.int32]:
+    return np.ascontiguousarray(rows, np.float32).reshape(-1).view(np.int32)
+
+
 class Forward:
     """A model's forward as one native program."""
 
@@ -262,7 +266,8 @@ class Forward:
         """
         self._masks = masks
         width = config.hidden_size
-        heads = CHeads(config.heads, config.kv_heads)
+        # As many rows at once as the layer with most query heads to a key head can take.
+        heads = CHeads(config.heads, min((each for each, _ in config.kv_shapes), default=1))
         self._program = program = Program(packed, heads, config.max_context)
         ops = CpuOps(
             program,
@@ -278,15 +283,17 @@ class Forward:
             self._records = program.buffer("nodes", pool.states.shape.record_size)
             program.recurrences(config.taps)
             ops.records = self._records
+        tokens = Tokens("input_ids")
         if given:
             first = program.buffer("rows", width)
             program.load("inputs", first)
             x = ops.given(first, "rows")
         else:
-            x = base.embed(ops, config, Tokens("input_ids"))
+            x = base.embed(ops, config, tokens)
         seen: list[Rows] = []
         states: list[Rows] = []
-        halves = families.halves_of(config)
+        halves = families.halves_of(config, ops, tokens)
+        self._matrices, self._tables = matrices, ops.tables
         x = base.forward(
             ops,
             config,
@@ -322,10 +329,20 @@ class Forward:
             batch.mask_rows = self._masks.rows(batch.ids)
         inputs = batch.inputs()
         if given is not None:
-            inputs["inputs"] = np.ascontiguousarray(given, np.float32).reshape(-1).view(np.int32)
+            inputs["inputs"] = _bits(given)
+        inputs |= self._rows_of_tables(batch)
         self._program.run(batch.counts(), inputs, threads)
         self._ran, self._batch = len(batch.ids), batch
         self.seconds = perf_counter() - begin
+
+    def _rows_of_tables(self, batch: ForwardBatch) -> dict[str, npt.NDArray[np.int32]]:
+        if not self._tables:
+            return {}
+        ids = np.asarray(batch.ids, np.int64)
+        return {
+            name: _bits(self._matrices.table_rows(name, ids) * np.float32(scale))
+            for name, scale in self._tables.items()
+        }
 
     def output(self, name: str, batch: ForwardBatch) -> LogitArray:
         """Return float32 `[n, ...]`, a view that the next run overwrites.
@@ -367,7 +384,8 @@ class Forward:
             if number == _WARM_UPS:
                 seconds[:] = 0
                 begin = perf_counter()
-            self._program.run(batch.counts(), batch.inputs(), threads, seconds)
+            inputs = batch.inputs() | self._rows_of_tables(batch)
+            self._program.run(batch.counts(), inputs, threads, seconds)
         total = perf_counter() - begin
         timed = zip(self._program.names, (seconds / runs).tolist(), strict=True)
         return Counted(total / runs, by_group(timed))

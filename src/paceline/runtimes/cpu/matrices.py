@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.types import LogitArray
+from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption, ModelError
 from paceline.models.gguf import quantize
 from paceline.models.grids import GRIDS, expand
@@ -54,6 +54,14 @@ class Formats:
     def bias(self, name: str) -> LogitArray | None:
         """Return what is added to the results of a matrix, if anything."""
         return self.vector(f"{name}.bias")
+
+    def table_rows(self, name: str, ids: IntArray) -> LogitArray:
+        """Return some rows of a table, with the numbers of the file; the others are not read."""
+        return self._weights.stored(name).rows(ids)
+
+    def table_width(self, name: str) -> int:
+        """Return how many numbers a row of a table has."""
+        return self._weights.stored(name).shape[1]
 
     def parts(self, names: Sequence[str], *, pair: bool = False) -> list[str]:
         """Return the matrices that stand behind names: those themselves."""
@@ -204,6 +212,14 @@ class NetworkFormats:
         if not self._own(part):
             return self._target.bias(part)
         return self._trained.parameters.get(f"{part}.bias")
+
+    def table_rows(self, name: str, ids: IntArray) -> LogitArray:
+        """Return some rows of a table of the target, with the numbers of its file."""
+        return self._target.table_rows(name, ids)
+
+    def table_width(self, name: str) -> int:
+        """Return how many numbers a row of such a table has."""
+        return self._target.table_width(name)
 
     def parts(self, names: Sequence[str], *, pair: bool = False) -> list[str]:
         """Return the matrices that stand behind names; as a `pair`, a gate and what it gates."""

@@ -36,6 +36,7 @@ from paceline.native.program import (
     GATE,
     GATE_ROW,
     GATES,
+    GELU,
     ITSELF,
     LAST,
     LENT,
@@ -193,6 +194,8 @@ class CpuOps(Recorder):
         self._slots = {1}
         # Weights of the experts, by layer that has some; kept until the forward is read.
         self.routes: list[Rows] = []
+        # Tables of which a run is given the rows of its tokens, times these.
+        self.tables: dict[str, float] = {}
         # Those of nodes, of all recurrent layers.
         self.records: Columns | None = None
         # Operations until all context rows are in the caches.
@@ -231,14 +234,19 @@ class CpuOps(Recorder):
     def weight(self, name: str) -> Operand:
         return Operand(None, weights=self._matrices.required(name))
 
-    def embed(self, tokens: Tokens, scale: float = 1.0) -> Rows:
-        [table] = self._matrices.of(["embed"])
+    def embed(self, tokens: Tokens, scale: float = 1.0, table: str = "embed") -> Rows:
         ids, slots = tokens
+        if table != "embed":
+            assert isinstance(ids, str), "rows of a file are found for tokens that are given"
+            width = self._matrices.table_width(table)
+            self.tables[table] = scale
+            return self.loaded(table, slots, width)
+        [matrix] = self._matrices.of([table])
 
         def record(to: Columns) -> None:
-            self.program.embed(table, ids, to, extra=self._extra, scale=scale)
+            self.program.embed(matrix, ids, to, extra=self._extra, scale=scale)
 
-        return self._draft_rows(slots, table.inputs, record)
+        return self._draft_rows(slots, matrix.inputs, record)
 
     def norm(self, x: Rows, name: str, *, residual: Rows | None = None, heads: int = 1) -> Rows:
         weights = self._matrices.required(name)
@@ -342,6 +350,13 @@ class CpuOps(Recorder):
     def tanh(self, x: Rows) -> Rows:
         return self.join(TANH, x, x)
 
+    def gelu(self, x: Rows) -> Rows:
+        return self.join(GELU, x, x)
+
+    def times(self, x: Rows, by: str | float) -> Rows:
+        number = self._matrices.required(by).item() if isinstance(by, str) else by
+        return self.join(PRODUCT, x, _constant(number, x.width))
+
     def join(self, how: int, x: Rows, y: Rows | Operand) -> Rows:
         """Combine rows elementwise; those of one slot are repeated for each slot."""
         slots = max(x.slots, _slots(y))
@@ -351,9 +366,12 @@ class CpuOps(Recorder):
                 return of
             return Operand(of.columns(), repeat=slots // of.slots if of.slots else 1)
 
-        return self._draft_rows(
-            slots, x.width, lambda to: self.program.join(how, operand(x), operand(y), to)
-        )
+        def record(to: Columns) -> None:
+            self.program.join(how, operand(x), operand(y), to)
+
+        if slots == x.slots:
+            return self._like(x, x.width, record)
+        return self._draft_rows(slots, x.width, record)
 
     def gate(self, x: Rows, by: Rows) -> Rows:
         return self.join(GATE if by.width == x.width else GATE_ROW, x, by)
@@ -393,7 +411,7 @@ class CpuOps(Recorder):
         if not attends(heads.heads, heads.kv_heads, heads.width):
             raise ModelError(
                 f"heads of width {heads.width}, {heads.heads} over {heads.kv_heads}, do not run "
-                f"here (multiples of {LANES} up to 256, at most 48 to a key head): "
+                f"here (multiples of {LANES} up to 512, at most 48 to a key head): "
                 "use --runtime torch"
             )
         if sees == "slots":
@@ -415,8 +433,7 @@ class CpuOps(Recorder):
         pool = self._lent if isinstance(kv, KV) and kv.target else self._pool
         if pool is None:
             raise RuntimeUnavailable("this network reads keys and values of a target beside it")
-        layer = kv.layer % (len(pool.memory) // 2) if isinstance(kv, KV) else kv
-        memory = pool.memory[2 * layer : 2 * layer + 2]
+        memory = pool.layer(kv.layer if isinstance(kv, KV) else kv)
         angles = self._angles(heads)
         shape = self._shape(heads, pool, angles)
         longest, grows = self.program.longest, heads.temperature
@@ -475,11 +492,12 @@ class CpuOps(Recorder):
             heads.heads,
             heads.kv_heads,
             heads.width,
-            KV_DTYPES["fp32" if pool.memory.dtype == np.float32 else "fp16"],
+            KV_DTYPES["fp32" if pool.dtype == np.float32 else "fp16"],
             self._eps,
             heads.scale,
             heads.window,
             0 if angles is None else angles.shape[1],
+            heads.value_norm,
         )
 
     def _angles(self, heads: Heads) -> LogitArray | None:
@@ -514,7 +532,7 @@ class CpuOps(Recorder):
         name: str,
         experts: Experts,
         activation: Activation,
-        residual: Rows,
+        residual: Rows | None = None,
     ) -> Rows:
         parts = ("gate", "up", "down")[not experts.gated :]
         matrices = [
@@ -530,7 +548,7 @@ class CpuOps(Recorder):
                 weights.columns(),
                 to,
                 activation=GATES[activation],
-                residual=residual.columns(),
+                residual=None if residual is None else residual.columns(),
                 every=experts.every,
             )
 
@@ -575,6 +593,10 @@ class BranchSights(Sights):
 
     def _record(self, program: Program, of: str, first: int, slots: int, upto: int) -> None:
         program.paths(rows_of(slots), of)
+
+
+def _constant(number: float, width: int) -> Operand:
+    return Operand(None, weights=np.full(width, number, np.float32))
 
 
 def _slots(of: Rows | Operand) -> int:

@@ -147,6 +147,7 @@ class CpuTarget(Runtime):
         self._masks: PackedMaskRows | None = None
         denoises = config.denoises
         if mask_rows is not None:
+            config.refuse_added_embeddings()
             self._extra, first = with_rows(self._extra, mask_rows.embedding[None])
             mask = config.vocab_size + first
             self._masks = PackedMaskRows(mask_rows, mask, self._packed)
@@ -160,6 +161,7 @@ class CpuTarget(Runtime):
                 keep=prefix_tokens // BLOCK,
                 dtype=np.float16 if kv_dtype == "fp16" else np.float32,
                 state=_state_shape(config),
+                shapes=config.kv_shapes,
             )
         except MemoryError as error:
             raise OutOfMemory(
@@ -183,7 +185,7 @@ class CpuTarget(Runtime):
             blocks=not config.recurrent,
             rollback=0 if config.recurrent else None,
             networks=True,
-            embeddings=True,
+            embeddings=not config.layer_inputs,
             paged=True,
             timed=True,
             head=None if kept is None else tuple(kept.tolist()),
@@ -223,6 +225,8 @@ class CpuTarget(Runtime):
 
     def run_network(self, trained: Trained) -> Runner:
         """Return a warm runner of a drafter network, in fp32 if the target is, else int8."""
+        if trained.network.reads_target:
+            self.config.refuse_to_lend(trained.network.name)
         runner = CpuRunner(
             trained,
             self.matrices,
@@ -248,8 +252,10 @@ class CpuTarget(Runtime):
             before stay.
 
         Raises:
-            InvalidOption: no rows, another width, or values that are not finite.
+            InvalidOption: no rows, another width, or values that are not finite; or layers of the
+                model read tokens too.
         """
+        self.config.refuse_added_embeddings()
         table, first = with_rows(self._extra, rows)
         if table is not self._extra:
             self._extra = table
@@ -302,7 +308,9 @@ class CpuTarget(Runtime):
     def forward(self, rows: Sequence[Rows], layers: Sequence[Layer] | None = None) -> list[Output]:
         if not rows:
             return []
-        given = have_inputs(rows, layers, self.config.layers, bool(self.config.recurrent))
+        given = have_inputs(
+            rows, layers, self.config.layers, bool(self.config.recurrent), self.config.lenders
+        )
         whole = layers is None and not given
         forward = self._forward if whole else self._part(layers, given)
         batch, spans = ForwardBatch.of(rows)

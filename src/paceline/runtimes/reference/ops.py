@@ -49,7 +49,7 @@ from paceline.runtimes.reference.formats import Matrix
 @dataclass(slots=True)
 class ReferenceCache:
     """Keys and values of one sequence, `[layers, 2, room, kv_heads, width]`; rows behind `length`
-    are those of the last forward."""
+    are those of the last forward. There is room for the widest layer."""
 
     data: npt.NDArray[np.floating]
     length: int = 0
@@ -68,11 +68,16 @@ class ReferenceCache:
         """Store rows from place `begin` on, and return keys and values of a layer up to them."""
         end = begin + len(keys)
         if end > self.data.shape[2]:
-            more = np.zeros_like(self.data, shape=(*self.data.shape[:2], end, *keys.shape[1:]))
+            more = np.zeros_like(self.data, shape=(*self.data.shape[:2], end, *self.data.shape[3:]))
             more = more[:, :, self.data.shape[2] :]
             self.data = np.concatenate([self.data, more], axis=2)
-        self.data[layer, :, begin:end] = keys, values
-        return self.data[layer, :, :end]
+        part = self.read(layer, slice(begin, end), *keys.shape[1:])
+        part[:] = keys, values
+        return self.read(layer, slice(end), *keys.shape[1:])
+
+    def read(self, layer: int, rows: slice, kv_heads: int, width: int) -> npt.NDArray[np.floating]:
+        """Return some rows of a layer, a view `[2, rows, kv_heads, width]`."""
+        return self.data[layer, :, rows, :kv_heads, :width]
 
 
 class Seen(NamedTuple):
@@ -130,7 +135,12 @@ class ReferenceOps:
     def weight(self, name: str) -> Rows:
         return self._formats.required(name)
 
-    def embed(self, tokens: IntArray, scale: float = 1.0) -> Rows:
+    def embed(self, tokens: IntArray, scale: float = 1.0, table: str = "embed") -> Rows:
+        if table != "embed":
+            return self._formats.table_rows(table, np.asarray(tokens)) * np.float32(scale)
+        return self._embedding(tokens, scale)
+
+    def _embedding(self, tokens: IntArray, scale: float) -> Rows:
         table, ids = self._matrix("embed"), np.asarray(tokens)
         rows = table.numbers[ids]
         if table.scales is not None:
@@ -175,6 +185,13 @@ class ReferenceOps:
     def tanh(self, x: Rows) -> Rows:
         return sigmoid(x * np.float32(2)) * np.float32(2) - np.float32(1)
 
+    def gelu(self, x: Rows) -> Rows:
+        return active(x, "gelu")
+
+    def times(self, x: Rows, by: str | float) -> Rows:
+        number = self._formats.required(by).item() if isinstance(by, str) else by
+        return x * np.float32(number)
+
     def gate(self, x: Rows, by: Rows) -> Rows:
         return x * sigmoid(by)
 
@@ -211,9 +228,9 @@ class ReferenceOps:
         name: str,
         experts: Experts,
         activation: Activation,
-        residual: Rows,
+        residual: Rows = None,
     ) -> Rows:
-        out = residual.copy()
+        out = np.zeros_like(x) if residual is None else residual.copy()
         for each in range(experts.count):
             part, rows = f"{name}.{each}", np.flatnonzero(weights[:, each])
             if experts.gated:
@@ -238,9 +255,11 @@ class ReferenceOps:
         if isinstance(kv, KV):
             cache = self._sights.lent if kv.target else self._sights.cache
             assert cache is not None
-            stored = cache.data[kv.layer, :, : mask.shape[1]]
+            stored = cache.read(kv.layer, slice(mask.shape[1]), heads.kv_heads, heads.width)
         else:
             k = self._turned(k, heads.rotary, heads.key_norm, seen.positions)
+            if heads.value_norm:
+                v = normed(v, np.ones(1, np.float32), self._eps)
             stored = self._sights.cache.store(kv, seen.begin, k, v)
             if sees == "last":
                 q, mask = self.last(q, newest), mask[[-1] * newest]

@@ -101,7 +101,8 @@ class ReferenceTarget(Runtime):
     def warm_up(self) -> None: ...
 
     def open(self) -> ReferenceCache:
-        shape = len(self.config.attention_layers), 2, 0, self.config.kv_heads, self.config.head_dim
+        kv_heads, width = self.config.widest
+        shape = len(self.config.attention_layers), 2, 0, kv_heads, width
         dtype = np.float32 if self.capabilities.kv_precision == "fp32" else np.float16
         return ReferenceCache(np.zeros(shape, dtype))
 
@@ -123,18 +124,21 @@ class ReferenceTarget(Runtime):
 
     def forward(self, rows: Sequence[Rows], layers: Sequence[Layer] | None = None) -> list[Output]:
         if rows:
-            have_inputs(rows, layers, self.config.layers, bool(self.config.recurrent))
+            have_inputs(
+                rows, layers, self.config.layers, bool(self.config.recurrent), self.config.lenders
+            )
         return [self._run(each, layers) for each in rows]
 
     def _run(self, rows: Rows, layers: Sequence[Layer] | None = None) -> Output:
-        config, halves = self.config, families.halves_of(self.config)
+        config, tokens = self.config, np.array(rows.tokens)
         asked = rows if config.recurrent else None
         ops = ReferenceOps(self._formats, self._matrix, config.norm_eps, AskedRows(rows), asked)
         features: list[LogitArray] = []
         states: list[LogitArray] = []
         with np.errstate(all="ignore"):
             x = rows.inputs
-            x = base.embed(ops, config, np.array(rows.tokens)) if x is None else x
+            x = base.embed(ops, config, tokens) if x is None else x
+            halves = families.halves_of(config, ops, tokens)
             x = base.forward(
                 ops,
                 config,

@@ -23,7 +23,8 @@ class TorchCache:
     """Keys and values of one sequence.
 
     Attributes:
-        data: `[layers, 2, kv_heads, capacity, head_dim]`, keys at 0 and values at 1.
+        data: `[layers, 2, kv_heads, capacity, head_dim]`, keys at 0 and values at 1; for the widest
+            layer.
         length: cached tokens. Rows after it belong to the last forward, until `keep`.
         states: of recurrent layers, by kind and layer; never written again.
         rows: those behind the root and each row after it in the last forward.

@@ -42,8 +42,9 @@ class TorchModel:
         self._weights, self._place = weights, (device, dtype)
         self._known: dict[str, Tensor | None] = {}
         nothing = torch.zeros((0, config.hidden_size), device=device, dtype=dtype)
-        self.logits(self(nothing, torch.zeros(0, device=device), self._no_rows))
-        self.embed(torch.zeros(0, dtype=torch.int64, device=device))
+        places, ids = (torch.zeros(0, dtype=torch.int64, device=device) for _ in range(2))
+        self.logits(self(nothing, places, self._no_rows, tokens=ids))
+        self.embed(ids)
 
     def __call__(
         self,
@@ -55,6 +56,7 @@ class TorchModel:
         states: list[Tensor] | None = None,
         recurrent: RecurrentRows | None = None,
         boundaries: tuple[int, ...] = (),
+        tokens: Tensor | None = None,
     ) -> Tensor:
         """Return the hidden states after the final norm, `[rows, hidden_size]`.
 
@@ -67,9 +69,12 @@ class TorchModel:
             states: if given, collects the rows before the final norm.
             recurrent: the states of the rows, if layers have some.
             boundaries: whose states features have behind the usual ones.
+            tokens: int64 `[rows]`, for layers that read them too.
         """
         ops = TorchOps(self, self.config.norm_eps, RowAttention(positions, attend, recurrent))
-        halves = families.halves_of(self.config)
+        if tokens is None:
+            self.config.refuse_added_embeddings()
+        halves = families.halves_of(self.config, ops, tokens)
         found: Tensor = base.forward(
             ops,
             self.config,
@@ -119,6 +124,14 @@ class TorchModel:
         found = self._known[name]
         assert found is not None
         return found
+
+    def rows(self, name: str, ids: Tensor) -> Tensor:
+        """Return rows of a table; all but the embedding stay in the model's file."""
+        if name == "embed":
+            return functional.embedding(ids, self.tensor(name))
+        assert not isinstance(self._weights, Mapping), f"{name} lies in no file"
+        found = self._weights.stored(name).rows(ids.cpu().numpy())
+        return torch.from_numpy(found).to(*self._place)
 
     def bias(self, name: str) -> Tensor | None:
         name = f"{name}.bias"

@@ -89,7 +89,7 @@ class TorchTarget:
             blocks=not config.recurrent,
             rollback=0 if config.recurrent else None,
             networks=True,
-            embeddings=True,
+            embeddings=not config.layer_inputs,
             head=None if kept is None else tuple(kept.tolist()),
             denoises=config.denoises,
         )
@@ -118,6 +118,8 @@ class TorchTarget:
 
     def run_network(self, trained: Trained) -> TorchRunner:
         """Return a runner of a drafter network in the target's precision."""
+        if trained.network.reads_target:
+            self.config.refuse_to_lend(trained.network.name)
         network = self._network
         lent = target_weights_for(trained.network, network)
         return TorchRunner(trained, network.tensor("embed"), network.head, lent)
@@ -134,11 +136,9 @@ class TorchTarget:
     def warm_up(self) -> None: ...
 
     def open(self) -> TorchCache:
-        config = self.config
+        kv_heads, width = self.config.widest
         place = self._dtype, self._device
-        return TorchCache.empty(
-            len(config.attention_layers), config.kv_heads, config.head_dim, place
-        )
+        return TorchCache.empty(len(self.config.attention_layers), kv_heads, width, place)
 
     @torch.inference_mode()
     def prefill(
@@ -160,7 +160,9 @@ class TorchTarget:
         if not rows:
             return []
         embeddings = None
-        if have_inputs(rows, layers, self.config.layers, bool(self.config.recurrent)):
+        if have_inputs(
+            rows, layers, self.config.layers, bool(self.config.recurrent), self.config.lenders
+        ):
             inputs = np.concatenate([each.inputs for each in rows if each.inputs is not None])
             embeddings = torch.from_numpy(inputs).to(self._device, self._dtype)
         streams: list[Tensor] | None = [] if any(each.features for each in rows) else None
@@ -205,8 +207,10 @@ class TorchTarget:
             before stay.
 
         Raises:
-            InvalidOption: no rows, another width, or values that are not finite.
+            InvalidOption: no rows, another width, or values that are not finite; or layers of the
+                model read tokens too.
         """
+        self.config.refuse_added_embeddings()
         self._extra, first = with_rows(self._extra, rows)
         return self.config.vocab_size + first
 
@@ -223,7 +227,10 @@ class TorchTarget:
 
         Returns:
             float32 `[vocabulary]`, logits after that position.
+
+        Raises InvalidOption if layers of the model read tokens too.
         """
+        self.config.refuse_added_embeddings()
         embeddings = self._network.embed(torch.tensor(list(tokens), device=self._device))
         exact = torch.tensor([list(weights)], dtype=torch.float64)
         weighted = exact.to(embeddings) @ embeddings
@@ -265,9 +272,8 @@ class TorchTarget:
     ) -> Tensor:
         # Final hidden states `[rows, hidden_size]`; fills the caches. `embeddings` replace those of
         # the tokens; `streams` gets the parts of the features, `states` what `layers` made.
-        if embeddings is None:
-            ids = np.concatenate([np.asarray(each.tokens, dtype=np.int64) for each in rows])
-            embeddings = self._embed(ids)
+        ids = np.concatenate([np.asarray(each.tokens, dtype=np.int64) for each in rows])
+        embeddings = self._embed(ids) if embeddings is None else embeddings
         positions = np.concatenate([row_positions(each) for each in rows])
         places = torch.from_numpy(positions).to(self._device)
         attended = self._attention(rows)
@@ -281,6 +287,7 @@ class TorchTarget:
             states,
             recurrent=recurrent,
             boundaries=self._boundaries,
+            tokens=torch.from_numpy(ids).to(self._device),
         )
 
     def _attention(self, rows: Sequence[Rows]) -> Attend:
@@ -302,8 +309,8 @@ class TorchTarget:
             for each, m, q, k, v in zip(rows, masks[heads.window], *split, strict=True):
                 cache = each.cache
                 past = cache.length + len(m) - m.shape[1]
-                data = cache.data[layer]
-                out.append(attend(data, m, q, k, v, heads.scale, past=past, sinks=sinks))
+                stored = cache.data[layer, :, : heads.kv_heads, :, : heads.width]
+                out.append(attend(stored, m, q, k, v, heads.scale, past=past, sinks=sinks))
             return torch.cat(out)
 
         return attended
