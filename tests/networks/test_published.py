@@ -235,7 +235,7 @@ def broken(tmp_path: Path, what: str) -> Path:
         del said["transformer_layer_config"]["hidden_size"]
         (path / "config.json").write_text(json.dumps(said))
     elif what == "kind":
-        (path / "config.json").write_text(json.dumps({"architectures": ["DFlashDraftModel"]}))
+        (path / "config.json").write_text(json.dumps({"architectures": ["DFlash2DraftModel"]}))
     return path
 
 
@@ -252,7 +252,7 @@ def broken(tmp_path: Path, what: str) -> Path:
         "ids": "d2t does not map to",
         "cut": "cut short",
         "config": "hidden_size.*download it again",
-        "kind": "kind DFlash, which is not read.*EAGLE-3",
+        "kind": "kind DFlash2, XPress or DFly, which is not read.*EAGLE-3",
     }.items(),
 )
 def test_says_what_does_not_fit(

@@ -46,9 +46,8 @@ def inspect(
 
 def _of_head(head: Any) -> dict[str, Any]:
     config, wiring = head.config, head.wiring
-    norms = {"whole": "all states as one", "parts": "each state"}.get(wiring.norms, "nothing")
     return {
-        "kind": "published EAGLE-3 head",
+        "kind": f"published {wiring.kind} head",
         "layout": head.layout,
         "size": f"{head.bytes / 2**20:.1f} MiB",
         "made_for": head.made_for or "not said",
@@ -58,9 +57,7 @@ def _of_head(head: Any) -> dict[str, Any]:
         "own": [each for each in ("embed", "head") if each in head.names] or "nothing",
         "reads": f"states of width {wiring.width} at boundaries "
         f"{_text(wiring.boundaries) if wiring.boundaries else '2, the middle, and 3 from the end'}",
-        "norms_before_fc": norms,
-        "norm_before_residual": wiring.norm_before_residual,
-        "norm_output": wiring.norm_output,
+        **wiring.said(),
         "in_doubt": list(wiring.doubts) or "nothing",
     }
 
@@ -69,9 +66,9 @@ def _tried(head: Any, model: str, tokens: int) -> list[str]:
     from paceline.lab.measure.wirings import foreseen
     from paceline.registry.loading import load_model
 
-    found = foreseen(load_model(model=model), head, tokens)
+    found, name = foreseen(load_model(model=model), head, tokens), head.wiring.drafter
     return [
-        f"eagle3{':' * bool(each.options)}{each.options}, boundaries {_text(each.boundaries)}: "
+        f"{name}{':' * bool(each.options)}{each.options}, boundaries {_text(each.boundaries)}: "
         f"foresees {each.tokens:.2f} of {each.most} tokens"
         for each in found
     ]

@@ -116,7 +116,7 @@ class Resources:
         if self.named is not None and self.published is not None:
             raise InvalidOption(
                 f"{named} is a published head and no model, and drafter '{drafter}' needs a model: "
-                "use --drafter eagle3"
+                f"use --drafter {self.published.wiring.drafter}"
             )
         self.drafted = True
         return self.load(self.loaded, named, translated=translated, head=head)

@@ -199,7 +199,8 @@ class Ops(Protocol):
         """Return the embeddings of token ids, `[..., width]`; rows that carry one are not scaled.
 
         The backend knows what tokens are; for a network they are those of `Network.start`. Rows of
-        another table are read from the model's file, with the numbers that it has there.
+        another table are read from the model's file, with the numbers that it has there, unless the
+        table is a network's own.
         """
         ...
 

@@ -96,6 +96,11 @@ class Network(ABC):
         return self.steps * self.width
 
     @property
+    def rows(self) -> int:
+        """Draft rows that the first step stores."""
+        return self.width
+
+    @property
     def reach(self) -> int:
         """Attention window in rows, the newest row included; 0 for all rows."""
         windows = set(self.config.windows)

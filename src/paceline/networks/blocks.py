@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from paceline.core.options import require
 from paceline.models.config import ModelConfig, feature_layers
@@ -47,6 +47,29 @@ def layer_names(name: str, norm: str | None = None) -> LayerNames:
         [f"{name}.gate_up"],
         f"{name}.down.residual",
     )
+
+
+def family_shapes(config: ModelConfig, first: int) -> Shapes:
+    """Return the parameters of layers with families' names, of which the first reads `first`."""
+    out: Shapes = {}
+    width = config.hidden_size
+    wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    for index in range(config.layers):
+        name, inputs = f"layers.{index}", width if index else first
+        out |= {f"{name}.q": (wide, inputs), f"{name}.o": (width, wide)}
+        out |= {f"{name}.{part}": (narrow, inputs) for part in "kv"}
+        out |= {f"{name}.{part}": (config.ffn_size, width) for part in ("gate", "up")}
+        out[f"{name}.down"] = (width, config.ffn_size)
+        out |= {f"{name}.{part}": (width,) for part in ("attention_norm", "ffn_norm")}
+        if config.qk_norm:
+            out |= {f"{name}.{part}_norm": (config.head_dim,) for part in "qk"}
+    return out
+
+
+def with_biases(shapes: Shapes, present: Collection[str]) -> Shapes:
+    """Return parameters and those of their biases that are `present`."""
+    biased = [each for each in shapes if f"{each}.bias" in present]
+    return shapes | {f"{each}.bias": shapes[each][:1] for each in biased}
 
 
 def decoder_layer(

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads that others publish, in the layouts of those who train them.
+"""Drafters that others publish (EAGLE-3, DFlash, DSpark), in the layouts of those who train them.
 
 A head reads the target's hidden states at some boundaries, and may have a width, rotary positions,
 an embedding and a LM head of its own. Boundary b is the state that enters layer b; that of as many
@@ -8,11 +8,12 @@ layers as there are comes before the final norm, and `FINAL` is the state after 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,20 +33,35 @@ from paceline.models.source import unknown_model
 from paceline.models.tokenizer import read_json
 from paceline.models.weights import Weights
 from paceline.networks.base import Network, Shapes
-from paceline.networks.blocks import before, decoder_layer
+from paceline.networks.blocks import before, decoder_layer, family_shapes, with_biases
+from paceline.networks.dflash import DFlash, DSpark, MaskedBlock
 from paceline.networks.pickled import PickledTensors
 from paceline.networks.weights import Trained, as_stored
 
-KIND = "EAGLE-3"  # the one that is read
+KINDS = ("EAGLE-3", "DFlash", "DSpark")  # those that are read
+PUBLISHED = ("eagle3", "dflash", "dspark")  # the drafters that run them
 _STEPS = 7  # of a draft at most, where the config names none
 
 # Tensors outside the layers in safetensors and pickles, and in GGUF files. Of the first layer
 # "attention_norm" norms the embeddings and "hidden_norm" the states beside them.
 _HF_ENDS = {"fc": "fc", "norm": "norm", "head": "lm_head", "embed": "embed_tokens"}
+_HF_ENDS |= {
+    "hidden_norm": "hidden_norm",
+    "markov_in": "markov_head.markov_w1",
+    "markov_out": "markov_head.markov_w2",
+    "markov_gate": "markov_head.gate_proj",
+}
 _GGUF_ENDS = {"fc": "fc", "norm": "output_norm", "head": "output", "embed": "token_embd"}
 _HIDDEN_NORMS = ("attn_norm_2", "hidden_norm")
 # What a checkpoint may hold that says nothing of a draft, or that is computed.
-_SPARE = ("t2d", "verifier_norm", "verifier_lm_head", "rotary_emb", "rope_freqs")
+_SPARE = (
+    "t2d",
+    "verifier_norm",
+    "verifier_lm_head",
+    "rotary_emb",
+    "rope_freqs",
+    "confidence_head",  # how far a draft goes is learned from what is accepted
+)
 
 
 class _Tensors(Protocol):
@@ -58,25 +74,107 @@ class _Tensors(Protocol):
     def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Wiring:
-    """How a head is put together, where heads differ.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring(ABC):
+    """How a drafter is put together, where those of its kind differ.
 
     Attributes:
         width: of the target's hidden states.
         boundaries: those that it reads; empty for the usual three.
-        norms: RMS norms before `fc`: over all it reads ("whole"), over each part, or none.
-        norm_before_residual: the stream of the first layer begins after its norm.
-        norm_output: what goes on to the next step is normed.
         doubts: what its config does not say, or says in a way that is read in two.
     """
 
     width: int
     boundaries: tuple[int, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """What its publishers call it, of `KINDS`."""
+
+    @property
+    def drafter(self) -> str:
+        """The drafter that runs it."""
+        return PUBLISHED[KINDS.index(self.kind)]
+
+    @abstractmethod
+    def network(
+        self, config: ModelConfig, read: int, present: frozenset[str], steps: int, drafted: int
+    ) -> Network:
+        """Build the network of layers of this shape.
+
+        Args:
+            config: of its layers.
+            read: numbers of a row of features.
+            present: its tensors.
+            steps: most tokens of a draft, if nothing else says so.
+            drafted: size of the draft vocabulary.
+        """
+
+    @abstractmethod
+    def said(self) -> dict[str, Any]:
+        """Return what a reader of its card wants to know, as words and values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadWiring(Wiring):
+    """That of EAGLE-3 heads.
+
+    Attributes:
+        norms: RMS norms before `fc`: over all it reads ("whole"), over each part, or none.
+        norm_before_residual: the stream of the first layer begins after its norm.
+        norm_output: what goes on to the next step is normed.
+    """
+
     norms: str = ""
     norm_before_residual: bool = False
     norm_output: bool = False
-    doubts: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return KINDS[0]
+
+    def network(
+        self, config: ModelConfig, read: int, present: frozenset[str], steps: int, drafted: int
+    ) -> Network:
+        return PublishedEagle3(config, self, read // self.width, present, steps)
+
+    def said(self) -> dict[str, Any]:
+        norms = {"whole": "all states as one", "parts": "each state"}.get(self.norms, "nothing")
+        return {
+            "norms_before_fc": norms,
+            "norm_before_residual": self.norm_before_residual,
+            "norm_output": self.norm_output,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockWiring(Wiring):
+    """That of DFlash and DSpark drafters."""
+
+    block: MaskedBlock
+
+    @property
+    def kind(self) -> str:
+        return KINDS[2 if self.block.rank else 1]
+
+    def network(
+        self, config: ModelConfig, read: int, present: frozenset[str], steps: int, drafted: int
+    ) -> Network:
+        if self.block.rank:
+            return DSpark(config, self.block, read, present, drafted)
+        return DFlash(config, self.block, read, present)
+
+    def said(self) -> dict[str, Any]:
+        block = self.block
+        count = block.slots - (not block.anchored)
+        table = f"of rank {block.rank}" + ", gated by the hidden state" * block.gated
+        return {
+            "block": f"{block.slots} slots, of which {count} foretell a token, mask {block.mask}",
+            "causal_layers": sorted(block.causal) or "none",
+            "token_before": table if block.rank else "not read",
+        }
 
 
 class PublishedEagle3(Network):
@@ -85,7 +183,12 @@ class PublishedEagle3(Network):
     name: ClassVar[str] = "eagle3"
 
     def __init__(
-        self, config: ModelConfig, wiring: Wiring, parts: int, present: frozenset[str], steps: int
+        self,
+        config: ModelConfig,
+        wiring: HeadWiring,
+        parts: int,
+        present: frozenset[str],
+        steps: int,
     ) -> None:
         """Set the shape; `parts` are read of a row of features, and `present` optional tensors."""
         super().__init__(config, steps=steps)
@@ -97,25 +200,14 @@ class PublishedEagle3(Network):
         return self.parts * self.wiring.width
 
     def shapes(self) -> Shapes:
-        config, width = self.config, self.config.hidden_size
-        wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        width = self.config.hidden_size
         out: Shapes = {"fc": (width, self.feature_width), "norm": (width,)}
         if self.wiring.norms == "whole":
             out["input_norm"] = (self.feature_width,)
         elif self.wiring.norms:
             out |= {f"fc_norm.{part}": (self.wiring.width,) for part in range(self.parts)}
-        for index in range(config.layers):
-            name, inputs = f"layers.{index}", width if index else 2 * width
-            out |= {f"{name}.q": (wide, inputs), f"{name}.o": (width, wide)}
-            out |= {f"{name}.{part}": (narrow, inputs) for part in "kv"}
-            out |= {f"{name}.{part}": (config.ffn_size, width) for part in ("gate", "up")}
-            out[f"{name}.down"] = (width, config.ffn_size)
-            norms = ["attention_norm", "ffn_norm"] + ["hidden_norm"] * (index == 0)
-            out |= {f"{name}.{part}": (width,) for part in norms}
-            if config.qk_norm:
-                out |= {f"{name}.{part}_norm": (config.head_dim,) for part in "qk"}
-        biased = [each for each in out if f"{each}.bias" in self.present]
-        return out | {f"{each}.bias": out[each][:1] for each in biased}
+        out |= family_shapes(self.config, 2 * width) | {"layers.0.hidden_norm": (width,)}
+        return with_biases(out, self.present)
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         if self.wiring.norms == "whole":
@@ -214,6 +306,11 @@ class PublishedHead:
         """Return it with other settings, for a target with so many layers; raises InvalidOption."""
         wiring, found = self.wiring, self.boundaries(layers)
         if changes.norm_output != "auto":
+            if not isinstance(wiring, HeadWiring):
+                raise InvalidOption(
+                    f"{self.path} is a {wiring.kind} drafter, whose output no next step reads: "
+                    "leave out norm_output"
+                )
             wiring = replace(wiring, norm_output=changes.norm_output == "true")
         if changes.boundaries:
             texts = changes.boundaries.split(".")
@@ -245,10 +342,10 @@ class PublishedHead:
         own = config.hidden_size
         if own != target.hidden_size and not {"embed", "head"} <= self.names.keys():
             raise self._other(f"embeddings of width {own}, and the model has {target.hidden_size}")
-        network = PublishedEagle3(
-            config, wiring, len(boundaries), frozenset(self.names), self.steps
-        )
         ids, order = self._vocabulary()
+        read_of = len(boundaries) * wiring.width
+        present = frozenset(self.names)
+        network = wiring.network(config, read_of, present, self.steps, len(ids))
         self._check(network.shapes(), len(ids))
         read: dict[str, Callable[[], LogitArray]] = {
             name: self._reader(name) for name in network.shapes()
@@ -264,6 +361,11 @@ class PublishedHead:
             "head", weights, ids, self._read("head")[order], 0
         ):
             read["head"] = lambda: np.ascontiguousarray(self._read("head")[order])
+        if isinstance(network, DFlash):
+            place = near[network.block.mask][None]
+            own_table = "embed" in read
+            mask = self._read("embed")[place] if own_table else _rows(weights, "embed", place)
+            read |= {"root": network.root, "masks": partial(network.masks, mask)}
         return Trained(network, LazyTensors(read), ids, {"model": model, "published": self.layout})
 
     def _other(self, why: str) -> InvalidOption:
@@ -274,7 +376,9 @@ class PublishedHead:
         )
 
     def _damaged(self, why: str) -> InvalidOption:
-        return InvalidOption(f"{self.path} is no whole {KIND} head ({why}): download it again")
+        return InvalidOption(
+            f"{self.path} is no whole {self.wiring.kind} head ({why}): download it again"
+        )
 
     def _check(self, shapes: Shapes, drafted: int) -> None:
         width = self.config.hidden_size
@@ -360,16 +464,20 @@ class PublishedHead:
         self, name: str, weights: Weights, ids: IntArray, mine: LogitArray, error: float
     ) -> bool:
         # Whether rows are the target's up to a relative error: some of them, then all.
-        table = weights.stored(name if name in weights else "embed")
-        if mine.shape[1] != table.shape[1]:
+        if mine.shape[1] != weights.stored(name if name in weights else "embed").shape[1]:
             return False
         for rows in (slice(None, None, max(1, len(mine) // 16)), slice(None)):
-            found = ids[rows] if table.order is None else table.order[ids[rows]]
-            known = dequantize(table.kind, table.blocks[found])
+            known = _rows(weights, name, ids[rows])
             apart = np.linalg.norm(mine[rows] - known, axis=1)
             if (apart > error * np.linalg.norm(known, axis=1)).any():
                 return False
         return True
+
+
+def _rows(weights: Weights, name: str, ids: IntArray) -> LogitArray:
+    # Of the target's embedding or LM head.
+    table = weights.stored(name if name in weights else "embed")
+    return dequantize(table.kind, table.blocks[ids if table.order is None else table.order[ids]])
 
 
 def open_head(path: Path) -> PublishedHead | None:
@@ -408,12 +516,16 @@ def published_head(named: str) -> PublishedHead | None:
 
 def _reads(path: Path, config: Mapping[str, Any]) -> bool:
     kind = kinds.drafter_kind(config)
-    if kind not in (None, KIND):
+    if kind not in (None, *KINDS):
         raise InvalidOption(
             f"{path} is a published drafter of kind {kind}, which is not read: give one of kind "
-            f"{KIND}, or a draft model"
+            f"{', '.join(KINDS)}, or a draft model"
         )
-    return kind == KIND
+    return kind is not None
+
+
+# An entry of a config, wherever it stands there, or else a default.
+Said: TypeAlias = Callable[..., Any]
 
 
 def _in_directory(
@@ -423,33 +535,23 @@ def _in_directory(
     found: Sequence[str],
     metadata: Mapping[str, str],
 ) -> PublishedHead:
-    names = dict(_named(found))
+    names, kind = dict(_named(found)), kinds.drafter_kind(config)
     layer = config.get("transformer_layer_config") or config
-    speculators = layer is not config
-    eagle = config.get("eagle_config") or {}
+    places = [config, *(config.get(each) or {} for each in ("eagle_config", "dflash_config"))]
 
     def said(name: str, default: Any = None) -> Any:
-        given = (each.get(name) for each in (config, eagle))
+        given = (each.get(name) for each in places)
         return next((each for each in given if each is not None), default)
 
-    layout = "speculators" if speculators else "SafeAILab"
-    ids = said("eagle_aux_hidden_state_layer_ids")
-    doubts = [] if said("norm_output") is not None else ["norm_output"]
-    if ids is None and said("target_layer_ids") is not None:  # of outputs
-        layout, ids = "DeepSpec", [each + 1 for each in said("target_layer_ids")]
-    elif ids and not speculators:
-        doubts.append("boundaries")
-        ids = [each + 1 for each in ids] if ids[0] == 1 else ids  # which are outputs then
-    if said("use_aux_hidden_state", True) is False:
-        ids = [FINAL]
     try:
-        kind = layer.get("model_type")
+        family = layer.get("model_type")
         own = hf_config(
             {
                 "max_position_embeddings": 2048,
                 "num_key_value_heads": layer["num_attention_heads"],
+                "sliding_window": said("swa_window_size"),
                 **layer,
-                "model_type": kind if kind == "qwen3" else "llama",
+                "model_type": family if family == "qwen3" else "llama",
                 "architectures": None,
                 "attention_bias": False,  # which tensors say
                 "use_sliding_window": "sliding_attention" in (layer.get("layer_types") or ()),
@@ -457,18 +559,12 @@ def _in_directory(
         )
         own = replace(own, qk_norm="layers.0.q_norm" in names, qkv_bias=False)
         inputs = tensors.shape(names["fc"])[1]
-        parts = len(ids) if ids else 3
-        width = int(said("target_hidden_size") or inputs // parts)
-        norms = "whole" if said("norm_before_fc") else ""
-        norms = "parts" if said("fc_norm") or "fc_norm.0" in names else norms
-        wiring = Wiring(
-            width,
-            tuple(map(int, ids or ())),
-            norms,
-            bool(said("norm_before_residual")),
-            bool(said("norm_output")),
-            tuple(doubts),
-        )
+        layout: str
+        wiring: Wiring
+        if kind == KINDS[0]:
+            layout, wiring = _head_wiring(said, layer is not config, names, inputs)
+        else:
+            layout, wiring = _block_wiring(path, said, layer is not config, own, inputs)
         proposals = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
         steps = int(proposals[0].get("speculative_tokens") or said("ttt_length") or _STEPS)
         verifier = (config.get("speculators_config") or {}).get("verifier") or {}
@@ -485,8 +581,68 @@ def _in_directory(
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ModelError) as error:
         raise InvalidOption(
-            f"{path} is no whole {KIND} head (config.json: {error}): download it again"
+            f"{path} is no whole {kind} head (config.json: {error}): download it again"
         ) from error
+
+
+def _head_wiring(
+    said: Said, speculators: bool, names: Mapping[str, str], inputs: int
+) -> tuple[str, HeadWiring]:
+    # Layout and wiring of an EAGLE-3 head, whose "fc" reads so many numbers.
+    layout = "speculators" if speculators else "SafeAILab"
+    ids = said("eagle_aux_hidden_state_layer_ids")
+    doubts = [] if said("norm_output") is not None else ["norm_output"]
+    if ids is None and said("target_layer_ids") is not None:  # of outputs
+        layout, ids = "DeepSpec", [each + 1 for each in said("target_layer_ids")]
+    elif ids and not speculators:
+        doubts.append("boundaries")
+        ids = [each + 1 for each in ids] if ids[0] == 1 else ids  # which are outputs then
+    if said("use_aux_hidden_state", True) is False:
+        ids = [FINAL]
+    norms = "whole" if said("norm_before_fc") else ""
+    return layout, HeadWiring(
+        width=int(said("target_hidden_size") or inputs // (len(ids) if ids else 3)),
+        boundaries=tuple(map(int, ids or ())),
+        doubts=tuple(doubts),
+        norms="parts" if said("fc_norm") or "fc_norm.0" in names else norms,
+        norm_before_residual=bool(said("norm_before_residual")),
+        norm_output=bool(said("norm_output")),
+    )
+
+
+def _block_wiring(
+    path: Path, said: Said, speculators: bool, own: ModelConfig, inputs: int
+) -> tuple[str, BlockWiring]:
+    # The same of a DFlash or DSpark drafter, whose layers are `own`.
+    markov, rank = str(said("markov_head_type", "vanilla")), int(said("markov_rank", 0))
+    sinks = said("attention_sink_bias")
+    unread = "attention sinks" if sinks else f"a Markov head of type {markov}"
+    if sinks or (rank and markov not in ("vanilla", "gated")):
+        raise InvalidOption(
+            f"{path} is a published drafter with {unread}, which is not read: give another, or a "
+            "draft model"
+        )
+    layout = "DeepSpec" if said("num_anchors") is not None else "z-lab"
+    ids = said("aux_hidden_state_layer_ids")
+    if ids is None:  # of outputs; the last is read after the norm
+        last = int(said("num_target_layers", 0)) - 1
+        ids = [FINAL if each == last else each + 1 for each in said("target_layer_ids")]
+    both_ways = speculators and said("sliding_window_non_causal")
+    causal = {i for i, window in enumerate(own.windows) if window and not both_ways}
+    causal |= set(range(own.layers)) if not speculators and said("causal") else set()
+    block = MaskedBlock(
+        int(said("block_size")),
+        int(said("mask_token_id")),
+        bool(said("sample_from_anchor", rank > 0 or layout == "DeepSpec")),
+        frozenset(causal),
+        rank,
+        markov == "gated",
+    )
+    if not 0 <= block.mask < own.vocab_size or block.slots < 3:
+        raise ValueError(f"{block.slots} slots with mask {block.mask} of {own.vocab_size} tokens")
+    width = int(said("target_hidden_size") or inputs // len(ids))
+    wiring = BlockWiring(width=width, boundaries=tuple(map(int, ids)), block=block)
+    return "speculators" if speculators else layout, wiring
 
 
 def _named(found: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -514,8 +670,14 @@ def _named(found: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _in_gguf(path: Path) -> PublishedHead | None:
     file = GGUFFile(path)
-    if not _reads(path, {"general.architecture": file.metadata.get("general.architecture")}):
+    said = {"general.architecture": file.metadata.get("general.architecture")}
+    if not _reads(path, said):
         return None
+    if (kind := kinds.drafter_kind(said)) != KINDS[0]:
+        raise InvalidOption(
+            f"{path} is a {kind} drafter as GGUF, which is not read: give its directory of "
+            "safetensors"
+        )
     get = file.metadata.get
     names: dict[str, str] = {"d2t": "d2t"} if "d2t" in file else {}
     names |= {"d2t": "d2t.weight"} if "d2t.weight" in file else {}
@@ -551,13 +713,13 @@ def _in_gguf(path: Path) -> PublishedHead | None:
         inputs = file.shape(names["fc"])[1]
         ids = tuple(int(each) for each in (() if layers is None else layers))
         width = int(get("eagle3.target_hidden_size", 0)) or inputs // (len(ids) or 3)
-        wiring = Wiring(
-            width,
-            ids,
-            "whole" if flags["norm_before_fc"] else "",
-            flags["norm_before_residual"],
-            flags["norm_output"],
-            ("boundaries", "norm_output"),
+        wiring = HeadWiring(
+            width=width,
+            boundaries=ids,
+            doubts=("boundaries", "norm_output"),
+            norms="whole" if flags["norm_before_fc"] else "",
+            norm_before_residual=flags["norm_before_residual"],
+            norm_output=flags["norm_output"],
         )
         metadata = {"feature_scale": str(get("paceline.feature_scale"))}
         told = {"stored": str(get("paceline.stored", "F16")), **metadata}
@@ -574,5 +736,5 @@ def _in_gguf(path: Path) -> PublishedHead | None:
         )
     except (KeyError, TypeError, ValueError, IndexError, ModelError) as error:
         raise InvalidOption(
-            f"{path} is no whole {KIND} head ({error}): download it again"
+            f"{path} is no whole {kind} head ({error}): download it again"
         ) from error

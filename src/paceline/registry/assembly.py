@@ -105,8 +105,8 @@ class Assembly:
         # A network's draft is cheap beside its target where both run on native kernels.
         able = capabilities.runtime == "cpu" and None in self.rule.accepts
         agrees = kind == "greedy" or self.rule.gumbel_coupled
-        if self.resources.published is not None:
-            return _DEFAULT_TRAINED
+        if (published := self.resources.published) is not None:
+            return f"{DEFAULT_DRAFTER}>{published.wiring.drafter}"
         source = loaded.source
         if named is None and able and agrees and has_own_head(source.config, source.weights()):
             return _DEFAULT_OWN

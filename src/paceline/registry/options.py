@@ -57,7 +57,7 @@ class Options(RuntimeOptions):
     nodes: Annotated[int | None, "Draft size in tokens."] = None
     depth: Annotated[int | None, "Draft depth in tokens."] = None
     draft_model: Annotated[
-        str | None, "Draft model, or a published EAGLE-3 head: a path or a hub id."
+        str | None, "Draft model, or a published drafter: a path or a hub id."
     ] = None
     max_batch: Annotated[int, "Most sequences decoded together."] = 8
     max_waiting: Annotated[int | None, "Most sequences that wait."] = None

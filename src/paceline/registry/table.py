@@ -78,6 +78,8 @@ BUILT_IN: Index = {
         "recycling": "paceline.drafters.recycling:Recycling",
         "eagle3": "paceline.drafters.network.drafter:Eagle3Drafter",
         "mtp": "paceline.drafters.network.drafter:MtpDrafter",
+        "dflash": "paceline.drafters.network.drafter:DFlashDrafter",
+        "dspark": "paceline.drafters.network.drafter:DSparkDrafter",
         "suffix-automaton": "paceline.drafters.suffix.history:SuffixAutomaton",
         "draft-model": "paceline.drafters.string_level:ByVocabulary",
         "string-level": "paceline.drafters.string_level:StringLevel",

@@ -386,3 +386,15 @@ class MtpDrafter(TrainedDrafter):
     name: ClassVar[str] = "mtp"
     paper = "after DeepSeek-V3, DeepSeek-AI 2024, arXiv:2412.19437"
     requires = "a model whose file holds the head (Qwen 3.5)"
+
+
+class DFlashDrafter(TrainedDrafter):
+    name: ClassVar[str] = "dflash"
+    paper = "DFlash, Chen et al. 2026, arXiv:2602.06036"
+    requires = "features; a published drafter (--draft-model)"
+
+
+class DSparkDrafter(TrainedDrafter):
+    name: ClassVar[str] = "dspark"
+    paper = "DSpark, DeepSeek-AI 2026, arXiv:2607.05147"
+    requires = "features; a published drafter (--draft-model)"

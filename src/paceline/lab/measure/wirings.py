@@ -15,7 +15,7 @@ from paceline.core.types import LogitArray
 from paceline.drafters.resources import Loaded
 from paceline.errors import InvalidOption
 from paceline.models.config import FINAL
-from paceline.networks.published import PublishedHead, WiringChanges
+from paceline.networks.published import HeadWiring, PublishedHead, WiringChanges
 from paceline.networks.runner import ContextUpdate, NetworkTarget
 
 PROMPT = "Write a Python function that counts the words of a text, and explain it in a few steps."
@@ -69,13 +69,13 @@ def foreseen(loaded: Loaded, head: PublishedHead, tokens: int) -> list[Foreseen]
 
 
 def _tries(head: PublishedHead, layers: int) -> Iterator[tuple[str, PublishedHead]]:
-    normed: Literal["true", "false"] = "false" if head.wiring.norm_output else "true"
-    for options, changes in (
-        ("", WiringChanges()),
-        ("shift=1", WiringChanges(shift=1)),
-        ("shift=-1", WiringChanges(shift=-1)),
-        (f"norm_output={normed}", WiringChanges(norm_output=normed)),
-    ):
+    wiring = head.wiring
+    changed = [("", WiringChanges())]
+    changed += [(f"shift={each}", WiringChanges(shift=each)) for each in (1, -1)]
+    if isinstance(wiring, HeadWiring):
+        normed: Literal["true", "false"] = "false" if wiring.norm_output else "true"
+        changed.append((f"norm_output={normed}", WiringChanges(norm_output=normed)))
+    for options, changes in changed:
         wired = head.changed(changes, layers)
         if all(each == FINAL or 0 <= each <= layers for each in wired.boundaries(layers)):
             yield options, wired

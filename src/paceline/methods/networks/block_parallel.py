@@ -1,7 +1,8 @@
-"""Block-parallel drafter: a block of tokens in one pass (SpecFormer; DFlash).
+"""Block-parallel drafter: a block of tokens in one pass, by a network of this house.
 
 A decoder layer reads the context. A second layer runs over slots (learned embeddings added to
-the root's state), which attend causally to one another and to the keys of the first layer.
+the root's state), which attend causally to one another and to the keys of the first layer. In
+DFlash slots are masks that see one another both ways, and no layer reads the context before.
 """
 
 from __future__ import annotations
@@ -37,4 +38,3 @@ class BlockParallel(Network):
 
 class BlockParallelDrafter(TrainedDrafter):
     name: ClassVar[str] = "block-parallel"
-    paper = "after DFlash, Chen et al. 2026, arXiv:2602.06036"

@@ -55,6 +55,10 @@ class Formats:
         """Return what is added to the results of a matrix, if anything."""
         return self.vector(f"{name}.bias")
 
+    def in_file(self, name: str) -> bool:
+        """Return whether rows of a table are read from the file, and not from a matrix."""
+        return name != "embed"
+
     def table_rows(self, name: str, ids: IntArray) -> LogitArray:
         """Return some rows of a table, with the numbers of the file; the others are not read."""
         return self._weights.stored(name).rows(ids)
@@ -212,6 +216,10 @@ class NetworkFormats:
         if not self._own(part):
             return self._target.bias(part)
         return self._trained.parameters.get(f"{part}.bias")
+
+    def in_file(self, name: str) -> bool:
+        """Return whether a table is the target's, and no embedding."""
+        return self._target.in_file(name) and not self._own(name)
 
     def table_rows(self, name: str, ids: IntArray) -> LogitArray:
         """Return some rows of a table of the target, with the numbers of its file."""

@@ -236,7 +236,7 @@ class CpuOps(Recorder):
 
     def embed(self, tokens: Tokens, scale: float = 1.0, table: str = "embed") -> Rows:
         ids, slots = tokens
-        if table != "embed":
+        if self._matrices.in_file(table):
             assert isinstance(ids, str), "rows of a file are found for tokens that are given"
             width = self._matrices.table_width(table)
             self.tables[table] = scale

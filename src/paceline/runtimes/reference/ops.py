@@ -136,18 +136,15 @@ class ReferenceOps:
         return self._formats.required(name)
 
     def embed(self, tokens: IntArray, scale: float = 1.0, table: str = "embed") -> Rows:
-        if table != "embed":
+        if self._formats.in_file(table):
             return self._formats.table_rows(table, np.asarray(tokens)) * np.float32(scale)
-        return self._embedding(tokens, scale)
-
-    def _embedding(self, tokens: IntArray, scale: float) -> Rows:
-        table, ids = self._matrix("embed"), np.asarray(tokens)
-        rows = table.numbers[ids]
-        if table.scales is not None:
-            least = np.float32(0) if table.minima is None else table.minima[ids][..., None]
-            if table.lows is not None:
-                least = least * table.lows[ids]
-            rows = fma(rows, table.scales[ids][..., None], -least)
+        known, ids = self._matrix(table), np.asarray(tokens)
+        rows = known.numbers[ids]
+        if known.scales is not None:
+            least = np.float32(0) if known.minima is None else known.minima[ids][..., None]
+            if known.lows is not None:
+                least = least * known.lows[ids]
+            rows = fma(rows, known.scales[ids][..., None], -least)
         rows = rows.reshape(*ids.shape, -1)
         return rows if scale == 1.0 else rows * np.float32(scale)
 

@@ -293,7 +293,8 @@ class TorchRunner:
         for cache, (each, again) in zip(caches, behind, strict=True):
             cache.slide(reach)
             past, rows = cache.rows.length - again, len(each.tokens)
-            reserve(cache.rows, past + rows + steps * self._network.width)
+            ahead = max(steps * self._network.width, self._network.rows)
+            reserve(cache.rows, past + rows + ahead)
             cache.target = self._lent(each, cache.left + past + rows)
             spans.append(Span.causal(cache.rows, past, rows, reach, cache.left, cache.target))
         attention = SpanAttention(spans)

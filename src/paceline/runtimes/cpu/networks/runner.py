@@ -385,7 +385,8 @@ class CpuRunner:
     def draft(self, context_update: Sequence[ContextUpdate], depth: int) -> list[Chain]:
         network = self._network
         steps, until = self._steps(depth)
-        steps = self._take_in(self._chains, context_update, until, steps * network.width)
+        ahead = max(steps * network.width, network.rows) if steps else 0
+        steps = self._take_in(self._chains, context_update, until, ahead)
         if not steps:
             return []
         return chains(*self._chains.drafted(len(context_update), steps), depth)
