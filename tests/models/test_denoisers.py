@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
-from tests.helpers.tiny_model import save_directory, tiny_config
-from tests.models.golden_denoisers import BLOCK, CONFIGS, MASK, PAGE, PROMPT, TOKENS, weights
+from tests.helpers.tiny_model import save_directory, save_gguf, tiny_config
+from tests.models.golden_denoisers import BLOCK, CONFIGS, END, MASK, PAGE, PROMPT, TOKENS, weights
 from tokenizers import pre_tokenizers
 
 from paceline.core.target import Rows
@@ -147,6 +148,90 @@ def trunk_logits(model: Any, kind: str) -> npt.NDArray[Any]:
 def differ(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
     """Of the largest."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def save_as_gguf(path: Path, family: str, **entries: Any) -> Path:
+    """The tensors of `save` as llama.cpp's converter writes them; `entries` without their place."""
+    config = DirectorySource(save(path.with_suffix(""), family)).config
+    arch = {"llada": gguf.MODEL_ARCH.LLADA, "Dream": gguf.MODEL_ARCH.DREAM}[family]
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    writer.add_context_length(config.max_context)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.layers)
+    writer.add_feed_forward_length(config.ffn_size)
+    writer.add_head_count(config.heads)
+    writer.add_head_count_kv(config.kv_heads)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_base)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    said = {"causal": False, "shift": family == "Dream", "mask": MASK, **entries}
+    if said["causal"] is not None:
+        writer.add_causal_attention(said["causal"])
+    if said["shift"] is not None:
+        writer.add_diffusion_shift_logits(said["shift"])
+    if said["mask"] is not None:
+        writer.add_mask_token_id(said["mask"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    writer.add_token_list([*alphabet[: config.vocab_size - 3], "<|mask|>", "<|end|>", "<pad>"])
+    writer.add_token_types([1] * (config.vocab_size - 3) + [3] * 3)
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(END)
+    names = gguf.get_tensor_name_map(arch, config.layers)
+    for name, values in weights(shapes(family).items()).items():
+        if family == "llada" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = config.heads if "q_proj" in name else config.kv_heads
+            halves = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2)
+            values = np.ascontiguousarray(halves).reshape(values.shape)
+        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(str(known), values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("runtime", ["cpu", "torch", "reference"])
+@pytest.mark.parametrize("family", ["llada", "Dream"])
+def test_a_gguf_file_is_the_model_of_its_directory(
+    family: str, runtime: str, tmp_path: Path
+) -> None:
+    """To the bit, and that of transformers under the mask that its facts name."""
+    source = resolve(str(save_as_gguf(tmp_path / "x.gguf", family)))
+    twin = DirectorySource(tmp_path / "x")
+    assert source.denoiser
+    assert source.config.denoises == FACTS[family]
+    found = logits(target(runtime, source), TOKENS, "full")  # type: ignore[arg-type]
+    assert np.array_equal(found, logits(target(runtime, twin), TOKENS, "full"))
+    if runtime != "reference":
+        assert differ(found, trunk_logits(trunk(family), "full")) < 1e-5
+        assert differ(found, trunk_logits(trunk(family), "block")) > 1e-3  # the control
+
+
+def test_what_a_gguf_file_of_a_denoiser_says_and_leaves_out(tmp_path: Path) -> None:
+    def facts(family: str, options: Any = None, **entries: Any) -> CanvasTraits | None:
+        path = save_as_gguf(tmp_path / "x.gguf", family, **entries)
+        return resolve(str(path), denoiser=options).config.denoises
+
+    for family in ("llada", "Dream"):
+        said = facts(family, causal=None, shift=None)  # as the family does
+        assert said is not None
+        assert said == FACTS[family]
+        other = facts(family, shift=not said.shifted)
+        assert other is not None
+        assert other.shifted != said.shifted
+        with pytest.raises(InvalidOption, match="denoiser mask"):  # the family's is none of 96
+            facts(family, mask=None)
+        given = facts(family, "mask=7", mask=None)
+        assert given is not None
+        assert given.mask == 7
+        with pytest.raises(ModelError, match="no denoiser"):
+            facts(family, causal=True)
+    path = save_gguf(tmp_path / "m.gguf", replace(tiny_config(), family="llada-moe"))
+    with pytest.raises(ModelError, match="LLaDA-MoE models are mixtures"):
+        resolve(str(path)).config  # noqa: B018
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -138,14 +138,17 @@ class GGUFSource:
         kinds.check_gguf(path, self._file.metadata)
         self.path = self._file.path
         self.name = name or re.sub(r"-00001-of-\d{5}$", "", self.path.stem)
-        self.denoiser = bool(facts)
+        kind = self._file.metadata.get("general.architecture")
+        self.denoiser = bool(facts) or is_denoiser({"model_type": kind})
         self.precision = "file"
 
     @cached_property
     def config(self) -> ModelConfig:
         config, metadata = self._file.config, self._file.metadata
+        shift = metadata.get("diffusion.shift_logits")
+        own = {} if shift is None else {"denoiser": {"shift": shift}}
         found = denoises(
-            config, {}, self._facts, lambda: metadata.get("tokenizer.ggml.mask_token_id")
+            config, own, self._facts, lambda: metadata.get("tokenizer.ggml.mask_token_id")
         )
         return replace(config, denoises=found)
 

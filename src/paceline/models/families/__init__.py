@@ -38,8 +38,11 @@ def family_of(config: ModelConfig) -> Family:
 
 
 def is_denoiser(config: Mapping[str, Any]) -> bool:
-    """Return whether the content of a `config.json` is that of a model that fills a canvas."""
-    kinds = {*UNSUPPORTED, *(each.hf for each in DENOISERS)}
+    """Return whether the content of a `config.json` is that of a model that fills a canvas.
+
+    A GGUF file's architecture is a `model_type`.
+    """
+    kinds = {*UNSUPPORTED, *(name for each in DENOISERS for name in (each.hf, each.gguf))}
     return "denoiser" in config or not kinds.isdisjoint(_kinds(config))
 
 
@@ -69,7 +72,10 @@ def gguf_config(
         shapes: GGUF tensor name to shape, outer dimension first.
         divisors: `rope_freqs.weight` and its likes, those that the file has.
     """
-    family = _find(metadata.get("general.architecture"), "gguf")
+    kind = metadata.get("general.architecture")
+    if kind in UNSUPPORTED:
+        raise ModelError(UNSUPPORTED[kind])
+    family = _find(kind, "gguf")
     return ModelConfig.from_gguf(
         metadata, shapes, family.hf, family.from_gguf, divisors, family.gguf_entries
     )
@@ -100,9 +106,9 @@ def _kinds(config: Mapping[str, Any]) -> list[str]:
 
 
 def _find(name: object, key: str) -> Family:
-    families: list[Family] = [*FAMILIES, *(DENOISERS if key == "hf" else ())]
+    families: list[Family] = [*FAMILIES, *DENOISERS]
     for family in families:
-        if getattr(family, key) == name:
+        if name and getattr(family, key) == name:
             return family
     known = ", ".join(filter(None, (getattr(each, key) for each in families)))
     raise ModelError(f"architecture {name!r} is not one of {known}: {ELSEWHERE}")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.models.families.base import Family
+from paceline.models.families.base import Family, Get
 from paceline.models.families.qwen2 import QWEN2
 from paceline.models.families.qwen3 import QWEN3
 
@@ -61,9 +61,17 @@ def _llada_entries(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _both_ways(get: Get) -> dict[str, Any]:
+    if get("attention.causal", False):
+        raise ModelError("the GGUF file's rows see those before alone: it is no denoiser's")
+    return {}
+
+
 LLADA = Family(
     "llada",
-    "",
+    "llada",
+    interleaved=True,
+    from_gguf=_both_ways,
     hf_ends={
         "embed": "model.transformer.wte.weight",
         "norm": "model.transformer.ln_f.weight",
@@ -87,8 +95,9 @@ LLADA = Family(
 )
 DREAM = Family(
     "Dream",
-    "",
+    "dream",
     from_hf=QWEN2.from_hf,
+    from_gguf=_both_ways,
     facts={"mask": 151666, "attention": "full", "shift": True},
 )
 # The block is in the names of its models alone.
@@ -119,7 +128,7 @@ DENOISERS = (LLADA, DREAM, SDAR, FAST_DLLM, WEDLM)
 _EXPERTS = "models are mixtures of experts, which fill no canvas here: use a dense one, such as"
 UNSUPPORTED = {
     **dict.fromkeys(("llada2_moe", "LLaDA2MoeModelLM"), f"LLaDA 2 {_EXPERTS} LLaDA-8B"),
-    **dict.fromkeys(("lladamoe", "LLaDAMoEModelLM"), f"LLaDA-MoE {_EXPERTS} LLaDA-8B"),
+    **dict.fromkeys(("lladamoe", "llada-moe", "LLaDAMoEModelLM"), f"LLaDA-MoE {_EXPERTS} LLaDA-8B"),
     **dict.fromkeys(("sdar_moe", "SDARMoeForCausalLM"), f"SDAR-MoE {_EXPERTS} SDAR-8B"),
     **dict.fromkeys(
         ("diffusion_gemma", "DiffusionGemmaForBlockDiffusion"),
@@ -132,4 +141,4 @@ UNSUPPORTED = {
         "no runtime here has: use another, such as Fast-dLLM v2",
     ),
 }
-"""Denoisers that do not run here, by model type and by architecture: what to say of them."""
+"""Denoisers that do not run here, by model type and by architectures: what to say of them."""
