@@ -55,7 +55,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 67_967,
+    "lines": 67_985,
     "lines of methods": 11_407,
     "modules": 420,
     "docstrings": 0.14,
