@@ -174,7 +174,8 @@ def save_as_gguf(path: Path, family: str, **entries: Any) -> Path:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    writer.add_token_list([*alphabet[: config.vocab_size - 3], "<|mask|>", "<|end|>", "<pad>"])
+    tokens = [*alphabet[: config.vocab_size - 4], "ab", "<|mask|>", "<|end|>", "<pad>"]
+    writer.add_token_list(tokens)
     writer.add_token_types([1] * (config.vocab_size - 3) + [3] * 3)
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(END)
@@ -208,6 +209,14 @@ def test_a_gguf_file_is_the_model_of_its_directory(
     if runtime != "reference":
         assert differ(found, trunk_logits(trunk(family), "full")) < 1e-5
         assert differ(found, trunk_logits(trunk(family), "block")) > 1e-3  # the control
+
+
+def test_a_gguf_file_fills_a_canvas(tmp_path: Path) -> None:
+    path = str(save_as_gguf(tmp_path / "x.gguf", "llada"))
+    loaded = load_model(path, precision="fp32")
+    assert loaded.target.capabilities.denoises == FACTS["llada"]
+    with pytest.raises(InvalidOption, match="runtime 'transformers' fills no canvas"):
+        load_model(path, runtime="transformers")
 
 
 def test_what_a_gguf_file_of_a_denoiser_says_and_leaves_out(tmp_path: Path) -> None:
