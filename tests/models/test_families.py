@@ -21,7 +21,7 @@ from paceline.errors import ModelError
 from paceline.models.config import ModelConfig
 from paceline.models.families import FAMILIES, family_of, hf_config
 from paceline.models.gguf import GGUFFile
-from paceline.models.ops import DeltaRule, Temperature
+from paceline.models.ops import Experts, StateHeads, Temperature
 from paceline.models.source import DirectorySource
 from paceline.models.weights import Weights, gguf_weights
 from paceline.runtimes.cpu.target import CpuTarget
@@ -65,6 +65,34 @@ LONG = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
     "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
     "original_max_position_embeddings": 16,
+}
+
+
+MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 4,
+}
+NEMOTRON = {
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "time_step_min": 1e-30,
+    "time_step_floor": 1e-4,
+}
+
+NEMOTRON_MOE = {
+    **NEMOTRON,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 64,
+    "routed_scaling_factor": 2.5,
+    "experts_implementation": "eager",
 }
 
 
@@ -173,6 +201,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_embedding": False,
         },
     ),
+    "lfm2-moe": (
+        "lfm2_moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.5,
+            "experts_implementation": "eager",
+        },
+    ),
     "granite4": (
         "granitemoehybrid",
         {
@@ -198,6 +238,37 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_n_heads": 8,
         },
     ),
+    "granite4-hybrid": (
+        "granitemoehybrid",
+        {
+            **MAMBA,
+            "layer_types": ["mamba", "attention", "mamba", "mamba"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 96,
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 3.0,
+        },
+    ),
+    "granite4-moe": (
+        "granitemoehybrid",
+        {
+            **MAMBA,
+            "mamba_n_groups": 1,
+            "layer_types": ["mamba", "attention", "mamba", "mamba"],
+            "intermediate_size": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 64,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+            "experts_implementation": "eager",
+        },
+    ),
+    "nemotron-h": ("nemotron_h", {**NEMOTRON, "hybrid_override_pattern": "M-*-M"}),
+    "nemotron-h-moe": ("nemotron_h", {**NEMOTRON_MOE, "hybrid_override_pattern": "MEM*EM"}),
+    "nemotron-h-mixed": ("nemotron_h", {**NEMOTRON_MOE, "hybrid_override_pattern": "ME-*"}),
     "qwen3-moe": (
         "qwen3_moe",
         {
@@ -299,19 +370,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 TOKENS = [3, 17, 5, 80, 41, 9, 2, 66, 31, 7, 50, 12, 90, 4, 28, 33, 71, 8, 19, 62]
 
 
+PERTURBED = (
+    "norm",
+    "bias",
+    *(f"{at}.{part}" for at in ("mixer", "mamba") for part in ("D", "A_log")),
+)
+
+
 def original(case: str, path: Path, **more: Any) -> Any:
     """A random model of transformers, saved at `path`."""
     kind, changes = CASES[case]
     config = transformers.AutoConfig.for_model(kind, **{**COMMON, **changes, **more})
     torch.manual_seed(sum(map(ord, case)))
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    for name, parameter in model.named_parameters():
-        if "norm" in name or "bias" in name or name.endswith("scale"):
-            with torch.no_grad():
-                parameter.add_(0.2 * torch.randn_like(parameter))
-    for name, number in model.named_buffers():
-        if name.endswith("layer_scalar"):
-            number.copy_(0.5 + torch.rand(1))
+    for name, own in (*model.named_parameters(), *model.named_buffers()):
+        learned = name.endswith("scale") and isinstance(own, torch.nn.Parameter)
+        with torch.no_grad():
+            if name.endswith("layer_scalar"):
+                own.copy_(0.5 + torch.rand(1))
+            elif learned or any(part in name for part in PERTURBED):
+                own.add_(0.2 * torch.randn_like(own))
     model.save_pretrained(path)
     return model
 
@@ -385,9 +463,15 @@ NOT_IN_GGUF = (
     "qwen3-moe-dense",
     "mixtral",
     "ministral3-window",
-    "granite4",
-    "granite4-nope",
+    "nemotron-h-mixed",
 )
+# Files name these otherwise.
+AS = {
+    "olmo2": "olmo3",
+    "granite4": "granite",
+    "granite4-nope": "granite",
+    "nemotron-h-moe": "nemotron_h_moe",
+}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in NOT_IN_GGUF])
@@ -398,7 +482,7 @@ def test_a_gguf_file_gives_those_of_the_checkpoint(case: str, kind: str, tmp_pat
     original(case, tmp_path, **scale)
     source = DirectorySource(tmp_path)
     path = tmp_path / "model.gguf"
-    named = replace(source.config, family="olmo3") if case == "olmo2" else source.config
+    named = replace(source.config, family=AS.get(case, source.config.family))
     fuse = case == "gemma4-moe"
     rounded = write(path, named, source.weights(), kind, CASES[case][1], fuse=fuse)
     file = GGUFFile(path)
@@ -410,8 +494,9 @@ def test_a_gguf_file_gives_those_of_the_checkpoint(case: str, kind: str, tmp_pat
         assert temper == replace(known, factors=temper.factors)
         assert temper.factors == pytest.approx(known.factors)
         same |= {"temperature": None}
-    if source.config.delta is not None:
-        same |= {"delta": replace(source.config.delta, tiled=True)}
+    if source.config.state_heads is not None:
+        tiled = case.startswith("qwen")
+        same |= {"state_heads": replace(source.config.state_heads, tiled=tiled)}
     assert close(replace(file.config, **same), replace(source.config, **same))
     assert (file.config.rope_divisors or ()) == pytest.approx(source.config.rope_divisors or ())
     found = logits(file.config, gguf_weights(file), "fp32")
@@ -453,24 +538,32 @@ def write(
     uint, real = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.FLOAT32
     own = int(f"layers.{config.layers}.mtp_fc" in weights)  # a layer that drafts
     window = next((each for each in config.windows if each), 0)
+    mixed = family.gguf == "granitehybrid" and config.experts is not None
+    shares = mixed or (config.experts and "layers.1.shared_up" in weights)
+    varies = bool(config.recurrent) and not family.gated_queries  # from layer to layer
     for name, value in {
         "context_length": config.max_context,
         "embedding_length": config.hidden_size,
         "block_count": config.layers + own,
         "nextn_predict_layers": own,
-        "feed_forward_length": 0 if config.full_head_dim else config.ffn_size,
+        "feed_forward_length": 0
+        if config.feed_forward_layers or config.full_head_dim
+        else 32
+        if mixed
+        else config.ffn_size,
         "attention.head_count": config.heads,
-        "attention.head_count_kv": 0
-        if config.short_taps or config.full_head_dim
-        else config.kv_heads,
+        "attention.head_count_kv": 0 if varies or config.full_head_dim else config.kv_heads,
         "shortconv.l_cache": config.short_taps,
-        "expert_shared_feed_forward_length": 64 if config.experts and config.experts.shared else 0,
+        "expert_shared_feed_forward_length": 64 if shares else 0,
+        "leading_dense_block_count": config.dense_layers[-1] + 1 if family.gguf == "lfm2moe" else 0,
+        "expert_gating_func": 2 if config.experts and config.experts.sigmoid else 0,
         "attention.key_length": config.head_dim,
         "rope.dimension_count": config.rotated or config.head_dim,
         "attention.sliding_window": window,
         "expert_count": config.experts.count if config.experts else 0,
         "expert_used_count": config.experts.used if config.experts else 0,
-        **(_recurrent_keys(config) if config.delta else {}),
+        **(_recurrent_keys(config) if config.state_heads else {}),
+        "full_attention_interval": config.attention_layers[0] + 1 if family.gated_queries else 0,
         **(_full_keys(config) if config.full_head_dim else {}),
     }.items():
         if value:
@@ -493,13 +586,22 @@ def write(
         "residual_scale": config.residual_scale,
         "attention.scale": config.attention_scale,
         "logit_scale": 1 / config.logit_scale,
+        "expert_weights_scale": config.experts.factor
+        if config.experts and config.experts.sigmoid
+        else 1.0,
     }.items():
         add(f"{arch}.{name}", number, real)
-    if config.short_taps:
-        counts = [
-            0 if each in config.recurrent else config.kv_heads for each in range(config.layers)
-        ]
-        writer.add_head_count_kv(counts)
+    if config.experts and config.experts.sigmoid:
+        writer.add_expert_group_count(1)
+    layers = range(config.layers)
+    if varies:
+        attends = [each in config.attention_layers for each in layers]
+        writer.add_head_count_kv([config.kv_heads * each for each in attends])
+    if config.feed_forward_layers:
+        blocks = [each in config.feed_forward_layers for each in layers]
+        writer.add_feed_forward_length([config.ffn_size * each for each in blocks])
+    if family.gguf.startswith(("granite", "nemotron")):
+        writer.add_rope_scaling_finetuned(not config.no_positions)
     out = Rounded()
     scaling = entries.get("rope_parameters", {"rope_type": "default"})
     scaling = scaling.get("full_attention", scaling)
@@ -527,6 +629,9 @@ def write(
     parts += [f"experts.{each}.{part}" for part in own_parts for each in experts]
     for layer in range(config.layers + own):
         names += [f"layers.{layer}.{each}" for each in parts if f"layers.{layer}.{each}" in weights]
+        if config.feed_forward_layers:  # whose layers have one norm
+            norm = "ffn_norm" if layer not in config.feed_forward_layers else "attention_norm"
+            names.remove(f"layers.{layer}.{norm}")
     fused: dict[str, list[npt.NDArray[np.float32]]] = {}
     for name in names:
         values = weights[name]
@@ -535,10 +640,25 @@ def write(
             _, layer_name, part, *rest = name.split(".")
             part, rest = (f"experts.{rest[1]}", rest[2:]) if part == "experts" else (part, rest)
             place = f"blk.{layer_name}.{family.gguf_parts[part]}"
+            if mixed and part in ("gate", "up", "down"):
+                place += "_shexp"
             if part in family.rows:  # a vector
                 out[name], fused[f"{place}.weight"] = values, [values[0]]
                 continue
-            if config.delta is not None and not part.startswith("experts."):
+            bare = family.gguf_parts[part] in family.bare
+            if part.startswith("ssm_") or (bare and not family.gated_queries):
+                stays = part == "ssm_conv" or rest or values.ndim < 2
+                out[name] = quantized(values, "F32" if stays else kind)[0]
+                if part == "ssm_conv" and not rest:
+                    values = values.reshape(len(values), -1)
+                if part in ("ssm_rate", "ssm_skip"):
+                    values = values.reshape(-1, 1)
+                if part == "ssm_norm":
+                    values = values.reshape(config.state_heads.key_heads, -1)
+                place += "" if bare else ".bias" if rest else ".weight"
+                fused.setdefault(place, []).append(values)
+                continue
+            if family.gated_queries and not part.startswith("experts."):
                 out[name] = quantized(values, "F32" if part == "delta_conv" else kind)[0]
                 if part == "q_gate":
                     continue
@@ -546,9 +666,8 @@ def write(
                     pair = [values, weights[f"layers.{layer_name}.q_gate"]]
                     heads = [each.reshape(config.heads, -1, values.shape[1]) for each in pair]
                     values = np.concatenate(heads, axis=1).reshape(-1, values.shape[1])
-                bare = family.gguf_parts[part] in family.bare
                 place += "" if bare else ".weight"
-                fused[place] = [np.ascontiguousarray(_tiled(config.delta, part, values))]
+                fused[place] = [np.ascontiguousarray(_tiled(config.state_heads, part, values))]
                 continue
             if family.interleaved and part in ("q", "k"):
                 heads = config.heads if part == "q" else config.kv_heads
@@ -558,10 +677,8 @@ def write(
                 fused[f"{place}.{'bias' if rest else 'weight'}"] = [turned]
                 continue
             place += ".bias" if rest else ""
-            if family.gguf_parts[part] in family.bare:
-                fused.setdefault(place, []).append(values)
-                out[name] = quantized(values, kind)[0]
-                continue
+        if place.endswith(".conv"):
+            values = values.reshape(len(values), -1)
         out[name] = quantized(values, "F32" if place.endswith(".conv") else kind)[0]
         fused.setdefault(place if place.endswith(".bias") else f"{place}.weight", []).append(values)
     for layer in range(config.layers if fuse else 0):
@@ -574,7 +691,8 @@ def write(
             if "_exps." in place and "scale" not in place
             else np.concatenate(pieces)
         )
-        plain = "conv1d" in place or ".conv." in place or place.endswith(".bias")
+        floats = (".ssm_a", ".ssm_d", "ssm_norm.weight", "conv1d.weight", "conv.weight", ".bias")
+        plain = place.endswith(floats)
         _, blocks = quantized(whole, "F32" if plain else kind)
         if blocks is None:
             writer.add_tensor(place, whole)
@@ -602,7 +720,7 @@ def _full_keys(config: ModelConfig) -> dict[str, int]:
 
 
 def _recurrent_keys(config: ModelConfig) -> dict[str, int]:
-    rule = config.delta
+    rule = config.state_heads
     assert rule is not None
     return {
         "ssm.conv_kernel": rule.taps,
@@ -610,23 +728,22 @@ def _recurrent_keys(config: ModelConfig) -> dict[str, int]:
         "ssm.state_size": rule.key_width,
         "ssm.time_step_rank": rule.value_heads,
         "ssm.group_count": rule.key_heads,
-        "full_attention_interval": config.attention_layers[0] + 1,
     }
 
 
-def _tiled(rule: DeltaRule, part: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _tiled(heads: StateHeads, part: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Value heads as llama.cpp's converter orders them."""
     order = [
-        key * (rule.value_heads // rule.key_heads) + each
-        for each in range(rule.value_heads // rule.key_heads)
-        for key in range(rule.key_heads)
+        key * (heads.value_heads // heads.key_heads) + each
+        for each in range(heads.value_heads // heads.key_heads)
+        for key in range(heads.key_heads)
     ]
 
     def turned(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return rows.reshape(rule.value_heads, -1, *rows.shape[1:])[order].reshape(rows.shape)
+        return rows.reshape(heads.value_heads, -1, *rows.shape[1:])[order].reshape(rows.shape)
 
     if part in ("delta_qkv", "delta_conv"):
-        keys, behind = np.split(values.reshape(len(values), -1), [2 * rule.keys])
+        keys, behind = np.split(values.reshape(len(values), -1), [2 * heads.keys])
         return np.concatenate([keys, turned(behind)])
     if part == "delta_o":
         return turned(values.T).T
@@ -697,11 +814,57 @@ def _other_order(ops: ReferenceOps, x: Any, sizes: Any) -> Any:
     return [found[1], found[0], found[2]] if len(found) == 3 else found
 
 
+class _GateBehind:
+    """A gate that comes behind a norm, not before it."""
+
+    def silu(self, ops: ReferenceOps, x: Any) -> Any:
+        self.z = x
+        return np.ones_like(x)
+
+    def norm(self, ops: ReferenceOps, x: Any, name: str, **more: Any) -> Any:
+        normed = NORM(ops, x, name, **more)
+        return normed * active(self.z, "silu") if name.endswith("ssm_norm") else normed
+
+
+def _one_norm(ops: ReferenceOps, x: Any, name: str, *, residual: Any = None, heads: int = 1) -> Any:
+    return NORM(ops, x, name, residual=residual)
+
+
+def _no_skip(ops: ReferenceOps, layer: int, x: Any, steps: Any, name: str, of: StateHeads) -> Any:
+    skip = np.repeat(ops.weight(f"{name}_skip").ravel(), of.value_width)
+    return SCAN(ops, layer, x, steps, name, of) - skip * x[:, : of.values]
+
+
+def _no_bias(ops: ReferenceOps, layer: int, x: Any, name: str) -> Any:
+    return active(
+        CONVOLVE(ops, layer, x, name, activated=False) - ops.weight(f"{name}.bias"), "silu"
+    )
+
+
+def _chosen_by_scores(ops: ReferenceOps, x: Any, name: str, experts: Experts) -> Any:
+    scores, offset = ops.linear(x, [name]), ops.weight(f"{name}_offset")
+    weights = ROUTE(ops, x, name, experts)
+    used = np.argsort(-scores, axis=1, kind="stable")[:, : experts.used]
+    assert offset.any()
+    out = np.zeros_like(weights)
+    own = sigmoid(np.take_along_axis(scores, used, axis=1))
+    np.put_along_axis(out, used, own / own.sum(1, keepdims=True) * experts.factor, axis=1)
+    return out
+
+
+def _other_experts(**changes: Any) -> Any:
+    def route(ops: ReferenceOps, x: Any, name: str, experts: Experts) -> Any:
+        return ROUTE(ops, x, name, replace(experts, **changes))
+
+    return route
+
+
 def _all_positions(of: Temperature, positions: Any) -> Any:
     return AT(of, positions + of.span)  # counted from 1
 
 
 NORM, LINEAR, SPLIT = ReferenceOps.norm, ReferenceOps.linear, ReferenceOps.split
+SCAN, ROUTE, BEHIND = ReferenceOps.scan, ReferenceOps.route, _GateBehind()
 DELTA, CONVOLVE, AT = ReferenceOps.delta, ReferenceOps.convolve, Temperature.at
 # Wrong wirings of what a family adds, by its case: what stands in the place of operations.
 WRONG: dict[str, dict[str, dict[str, Any]]] = {
@@ -730,13 +893,32 @@ WRONG: dict[str, dict[str, dict[str, Any]]] = {
         "gates in other order": {"split": _other_order},
         "no convolution": {"convolve": lambda _, layer, x, name, **__: x},
     },
+    "granite4-hybrid": {
+        "gate behind the norm": {
+            "silu": lambda ops, x: BEHIND.silu(ops, x),
+            "norm": lambda ops, x, name, **more: BEHIND.norm(ops, x, name, **more),
+        },
+        "one norm of all groups": {"norm": _one_norm},
+        "nothing skipped": {"scan": _no_skip},
+        "no bias of the convolution": {"convolve": _no_bias},
+    },
+    "nemotron-h-moe": {
+        "ReLU as it is": {"relu2": lambda _, x: np.maximum(x, 0)},
+        "softmax": {"route": _other_experts(sigmoid=False)},
+        "no factor": {"route": _other_experts(factor=1.0)},
+        "weights as they are": {"route": _other_experts(sum_to_one=False)},
+        "chosen by scores alone": {"route": _chosen_by_scores},
+    },
     "olmo3": {"norms of heads": {"norm": _norm_of_heads}},
     "ministral3": {"steps from 1 on": {"at": _all_positions}},
 }
 WIRINGS = [(case, wrong) for case, wirings in WRONG.items() for wrong in ("", *wirings)]
 
 
-@pytest.mark.parametrize(("case", "wrong"), [*WIRINGS, ("qwen3.5", "tiled value heads as grouped")])
+TILES = [(case, "tiled value heads as grouped") for case in ("qwen3.5", "granite4-hybrid")]
+
+
+@pytest.mark.parametrize(("case", "wrong"), [*WIRINGS, *TILES])
 def test_wrong_wirings_are_seen(
     case: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -748,8 +930,8 @@ def test_wrong_wirings_are_seen(
     for name, function in WRONG[case].get(wrong, {}).items():
         monkeypatch.setattr(Temperature if name == "at" else ReferenceOps, name, function)
     if wrong == "tiled value heads as grouped":
-        assert config.delta is not None
-        config = replace(config, delta=replace(config.delta, tiled=True))
+        assert config.state_heads is not None
+        config = replace(config, state_heads=replace(config.state_heads, tiled=True))
     reference = ReferenceTarget(config, source.weights(), "fp32")
     [read] = reference.forward([Rows.draft(reference.open(), TOKENS[:6], chain(TOKENS[6:]))])
     difference = np.abs(read.logits - expected).max() / np.abs(expected).max()
@@ -827,9 +1009,15 @@ def test_a_wrapper_of_ministral_is_its_text_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "entry", "message"),
     [
-        ("granite4", {"layer_types": ["attention", "mamba"] * 2}, "no layers of Mamba 2"),
-        ("granite4", {"layer_types": None}, "no layers of Mamba 2"),
-        ("granite4", {"num_local_experts": 8}, "no Granite 4 with experts"),
+        ("granite4", {"layer_types": ["attention", "conv"] * 2}, r"layers of \['conv'\]"),
+        ("granite4-hybrid", {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+        ("granite4-hybrid", {"mamba_proj_bias": True}, "mamba_proj_bias True"),
+        ("nemotron-h", {"layers_block_type": ["mamba", "other"]}, r"layers of \['other'\]"),
+        ("nemotron-h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act 'silu'"),
+        ("nemotron-h-moe", {"n_group": 2}, "n_group 2"),
+        ("nemotron-h-moe", {"moe_latent_size": 32}, "moe_latent_size 32"),
+        ("nemotron-h-moe", {"n_routed_experts": None}, "complete nemotron_h model"),
+        ("lfm2-moe", {"use_expert_bias": False}, "biases of experts alone"),
         ("lfm2", {"conv_bias": True}, "LFM 2 without biases"),
         ("lfm2", {"layer_types": ["conv", "mamba"] * 2}, "layers of type 'mamba'"),
         ("lfm2", {"layer_types": None}, "complete lfm2 model"),

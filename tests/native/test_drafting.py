@@ -59,6 +59,7 @@ def test_rows_are_put_together_number_by_number(rows: int, width: int) -> None:
         ),
         (native_program.TANH, Operand(b), Operand(b), np.tanh(many)),
         (native_program.SILU, Operand(b), Operand(b), many / (1 + np.exp(-many.astype(float)))),
+        (native_program.RELU2, Operand(b), Operand(b), np.square(np.maximum(many, 0))),
         (
             native_program.GATE,
             Operand(a, repeat=slots),

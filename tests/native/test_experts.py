@@ -31,14 +31,17 @@ class Mixture:
         *,
         used: int = 0,
         sum_to_one: bool = False,
+        sigmoid: bool = False,
+        factor: float = 1.0,
         gated: bool = True,
+        activation: str = "silu",
         every: bool = False,
         threads: int = 2,
         poisoned: int | None = None,
         missing: int | None = None,
     ) -> None:
-        self.experts = Experts(COUNT, used, sum_to_one, gated)
-        self.threads = threads
+        self.experts = Experts(COUNT, used, sum_to_one, sigmoid, factor, gated)
+        self.threads, self.activation = threads, activation
         self.width = width = formats.inputs_of(kind, 2)
         inner = formats.inputs_of(kind, 3)
         packed = Packed()
@@ -58,12 +61,15 @@ class Mixture:
         if not gated:
             matrices = matrices[1:]
         self.norm = (1 + 0.1 * np.random.default_rng(4).standard_normal(COUNT)).astype(np.float32)
+        self.vectors = {"router_norm": self.norm, "router_offset": 3 * self.norm[::-1] - 3}
         self.program = program = Program(packed)
         self.x, self.scores = program.buffer("rows", width), program.buffer("rows", COUNT)
         self.weights = program.buffer("rows", COUNT)
         self.more, self.out = program.buffer("rows", width), program.buffer("rows", width)
         norm = None if used else self.norm
+        offset = self.vectors["router_offset"] if sigmoid else None
         shape: Any = {"used": used, "sum_to_one": sum_to_one, "norm": norm, "eps": EPS}
+        shape |= {"sigmoid": sigmoid, "factor": factor, "offset": offset}
         program.route("route", self.scores, self.weights, **shape)
         program.mix(
             "mix",
@@ -71,7 +77,7 @@ class Mixture:
             self.x,
             self.weights,
             self.out,
-            activation=GATES["silu"],
+            activation=GATES[activation],
             residual=self.more,
             every=every,
         )
@@ -88,10 +94,11 @@ class Mixture:
         """Weights and result by the reference, for which this is `Formats`."""
         ops: Any = Scored(self, self.known.get, EPS, None)
         weights = ops.route(scores, "router", self.experts)
-        return weights, ops.mix(x, weights, "e", self.experts, activation="silu", residual=more)
+        made = ops.mix(x, weights, "e", self.experts, activation=self.activation, residual=more)
+        return weights, made
 
     def vector(self, name: str) -> Any:
-        return self.norm if name == "router_norm" else None
+        return self.vectors.get(name)
 
     required = vector
 
@@ -119,6 +126,8 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "all": {"used": COUNT},
     "relu": {"gated": False},
     "relu, gated": {},
+    "sigmoid": {"used": 2, "sigmoid": True, "factor": 2.5, "gated": False, "activation": "relu2"},
+    "sigmoid, sum to one": {"used": 3, "sigmoid": True, "sum_to_one": True},
 }
 
 
@@ -167,12 +176,14 @@ def test_a_row_without_experts_keeps_what_it_had() -> None:
     assert np.array_equal(made(x, scores, more)[1], more[1])
 
 
-@pytest.mark.parametrize("options", [{"used": 2}, {}])
+@pytest.mark.parametrize("options", [{"used": 2}, {}, {"used": 2, "sigmoid": True}])
 @pytest.mark.parametrize("where", ["score", "row"])
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
 def test_what_is_not_finite_shows_in_its_own_row_alone(
     options: dict[str, Any], where: str, odd: float
 ) -> None:
+    if where == "score" and options.get("sigmoid"):
+        odd = np.nan  # that of infinity is 1
     made = Mixture("Q8_0", **options)
     data = given(made, 9)
     sound = made(*data)

@@ -13,13 +13,13 @@ from paceline.core.target import Rows
 from paceline.core.types import ROOT, TokenTree
 from paceline.errors import InvalidOption, ModelError, OutOfMemory
 from paceline.lab.measure.fingerprint import RandomWeights, TinyModel
-from paceline.models.ops import DeltaRule
+from paceline.models.ops import StateHeads
 from paceline.runtimes import states
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.reference.target import ReferenceTarget
 
 KINDS = ("F32", "Q8_0", "Q4_K")
-DELTA = TinyModel("qwen3_5_text", KINDS)
+DELTA, SCAN = (TinyModel(family, KINDS) for family in ("qwen3_5_text", "nemotron_h"))
 MODEL = DELTA  # of the tests that run
 TEXT = np.random.default_rng(5).integers(320, size=700).tolist()
 BLOCK = 32
@@ -30,9 +30,9 @@ def target(**options: Any) -> CpuTarget:
     return CpuTarget(MODEL.config, weights, **{"kv_tokens": 4096, "threads": 2, **options})
 
 
-@pytest.fixture(scope="module", autouse=True, params=["qwen3_5_text", "lfm2"])
+@pytest.fixture(scope="module", autouse=True, params=["qwen3_5_text", "lfm2", "nemotron_h"])
 def family(request: pytest.FixtureRequest) -> str:
-    """States with sums, and with the last rows alone."""
+    """States with sums, by the delta rule or a scan, and with the last rows alone."""
     global MODEL
     MODEL = TinyModel(request.param, KINDS)
     return MODEL.family
@@ -331,17 +331,18 @@ def test_the_reference_agrees() -> None:
     assert np.array_equal(*found)
 
 
-def test_small_numbers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hybrid", [DELTA, SCAN], ids=lambda each: each.family)
+def test_small_numbers_are_kept(hybrid: TinyModel) -> None:
     """A state that fades to subnormal numbers is that of the reference; with zeros it is not."""
 
     class Fading(RandomWeights):
         def __getitem__(self, name: str) -> Any:
             values = super().__getitem__(name)
-            return 10 * values if name.endswith("delta_rate") else values
+            return 10 * values if name.endswith("_rate") else values
 
-    weights = Fading(DELTA.config, KINDS)
+    weights = Fading(hybrid.config, KINDS)
     found = []
-    for each in (CpuTarget(DELTA.config, weights), ReferenceTarget(DELTA.config, weights)):
+    for each in (CpuTarget(hybrid.config, weights), ReferenceTarget(hybrid.config, weights)):
         cache = each.open()
         found.append([step(each, cache, [token])[0] for token in TEXT[:40]])
     assert np.array_equal(*found)
@@ -379,9 +380,9 @@ def test_what_drafts_nothing_is_refused(model: CpuTarget) -> None:
 @pytest.mark.parametrize(("layers", "value_heads", "ratio"), [(24, 16, 27), (32, 32, 38)])
 def test_a_record_is_small(layers: int, value_heads: int, ratio: int) -> None:
     """That of a row of a draft, beside a state: the shapes of 0.8B and 4B."""
-    rule = DeltaRule(16, value_heads, 128, 128, 4)
+    rule = StateHeads(16, value_heads, 128, 128, 4)
     recurrent = tuple(index for index in range(layers) if (index + 1) % 4)
-    config = replace(DELTA.config, layers=layers, delta=rule, recurrent=recurrent)
+    config = replace(DELTA.config, layers=layers, state_heads=rule, recurrent=recurrent)
     shape = states.StateShape.of(config)
     assert shape is not None
     assert shape.size // shape.record_size == ratio

@@ -206,7 +206,7 @@ class LoraAdapter:
                 raise self.wrong(
                     f"changes {matrix}, which {name} uses for embedding and head both: {_WHOLE}"
                 )
-            if config.delta and ".delta_" in each and config.delta.tiled != self.gguf:
+            if config.state_heads and ".delta_" in each and config.state_heads.tiled != self.gguf:
                 raise self.wrong(
                     f"changes {matrix}, whose heads GGUF files and checkpoints order otherwise: "
                     f"give the adapter in the form that {name} has"

@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.core.types import CanvasTraits, LogitArray, ProbArray
 from paceline.errors import InvalidOption, ModelError
-from paceline.models.ops import Activation, DeltaRule, Experts, Rotary, Temperature
+from paceline.models.ops import Activation, Experts, Rotary, StateHeads, Temperature
 
 ELSEWHERE = "use --runtime transformers"
 # Whose `attention_bias` says nothing of the attention output; and whose output has one.
@@ -59,10 +59,11 @@ class ModelConfig:
         no_positions: layers without rotary positions.
         attention_scale: of scores; 0 for `head_dim ** -0.5`.
         experts: in place of feed-forward blocks, but for `dense_layers`; None for none.
-        delta: the mixer of layers in `recurrent`; None for short convolutions.
+        state_heads: of layers in `recurrent`; None for short convolutions.
         short_taps: rows that a short convolution reads, the last its own; 0 for none.
         temperature: of queries, by position; None for none.
         recurrent: layers with a state in place of attention.
+        feed_forward_layers: those that are this block alone, which the others then lack.
         full_kv_heads: those of layers without a window, where they differ; likewise
             `full_head_dim`.
         values_are_keys: layers without a window have no value matrix: their values are their keys
@@ -107,10 +108,11 @@ class ModelConfig:
     logit_scale: float = 1.0
     experts: Experts | None = None
     dense_layers: tuple[int, ...] = ()
-    delta: DeltaRule | None = None
+    state_heads: StateHeads | None = None
     short_taps: int = 0
     temperature: Temperature | None = None
     recurrent: tuple[int, ...] = ()
+    feed_forward_layers: tuple[int, ...] = ()
     full_kv_heads: int = 0
     full_head_dim: int = 0
     values_are_keys: bool = False
@@ -150,8 +152,9 @@ class ModelConfig:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """Layers that store keys and values, in the order of a cache."""
-        lent = [i for i, lender in enumerate(self.lenders) if lender != i]
-        return tuple(i for i in range(self.layers) if i not in self.recurrent and i not in lent)
+        lent = (i for i, lender in enumerate(self.lenders) if lender != i)
+        others = {*self.recurrent, *self.feed_forward_layers, *lent}
+        return tuple(index for index in range(self.layers) if index not in others)
 
     def kv_shape(self, index: int) -> tuple[int, int]:
         """Return how many key-value heads a layer has, and how wide its heads are."""
@@ -175,7 +178,7 @@ class ModelConfig:
     @property
     def taps(self) -> int:
         """Rows that the convolutions of recurrent layers read; 0 if it has none."""
-        return self.short_taps if self.delta is None else self.delta.taps
+        return self.short_taps if self.state_heads is None else self.state_heads.taps
 
     @property
     def is_plain(self) -> bool:
@@ -266,9 +269,12 @@ class ModelConfig:
                 "hidden_size": hidden,
                 "layers": int(get("block_count")),
                 "heads": heads,
-                "kv_heads": _kv_heads(get("attention.head_count_kv", heads)),
+                "kv_heads": _by_layer(get("attention.head_count_kv", heads), "key-value heads"),
                 "head_dim": head_dim,
-                "ffn_size": int(get("feed_forward_length", get("expert_feed_forward_length", 0))),
+                "ffn_size": _by_layer(
+                    get("feed_forward_length", get("expert_feed_forward_length", 0)),
+                    "feed-forward sizes",
+                ),
                 "rope_base": base,
                 "norm_eps": float(get("attention.layer_norm_rms_epsilon")),
                 "max_context": context,
@@ -297,12 +303,12 @@ class ModelConfig:
             ) from error
 
 
-def _kv_heads(count: Any) -> int:
-    # A number, or one by layer, which is 0 where there is no attention.
+def _by_layer(count: Any, what: str) -> int:
+    # A number, or one by layer, which is 0 where there is none.
     counts = {int(each) for each in np.atleast_1d(count)} - {0}
-    if len(counts) != 1:
-        raise _unsupported(f"layers of {sorted(counts)} key-value heads")
-    return counts.pop()
+    if len(counts) > 1:
+        raise _unsupported(f"layers of {sorted(counts)} {what}")
+    return counts.pop() if counts else 0
 
 
 def feature_layers(layers: int) -> tuple[int, ...]:
@@ -390,6 +396,7 @@ _NEUTRAL = {
     "attention.causal": True,
     "expert_gating_func": 1,  # softmax
     "expert_weights_norm": True,
+    "expert_group_count": 1,
     # llama.cpp reads these of no family here.
     "rope.scaling.yarn_ext_factor": -1.0,
     "rope.scaling.yarn_attn_factor": 1.0,

@@ -27,8 +27,8 @@ Rows: TypeAlias = Any
 Name: TypeAlias = str | None
 Names: TypeAlias = Sequence[str]
 
-# gelu: the tanh approximation. clamped: gpt-oss's, see `Ops.gated`.
-Activation = Literal["silu", "gelu", "clamped"]
+# gelu: the tanh approximation. relu2: see `Ops.relu2`. clamped: gpt-oss's, see `Ops.gated`.
+Activation = Literal["silu", "gelu", "relu2", "clamped"]
 
 # What rows see. In a picture a line is a row, and its crosses are keys: of context rows (three in
 # all), then of draft rows of steps before (two), then of its own step (two).
@@ -126,7 +126,10 @@ class Experts:
         count: of the experts.
         used: a row uses so many, those with the largest softmax scores, of equal ones the first;
             0: all with scores above zero, whose weights are the RMS norm of those scores.
-        sum_to_one: the weights that are used do, after a softmax.
+        sum_to_one: the weights that are used do.
+        sigmoid: scores are sigmoids, not a softmax; the largest are found with the router's vector
+            `NAME_offset` added, and weigh without it.
+        factor: of the weights that are used, at last.
         gated: experts are gated linears; else `activation(x @ up) @ down`.
         shared: a gated linear that all rows use stands beside them.
         every: read all for every row, to the same bits: what the saving is measured against.
@@ -135,6 +138,8 @@ class Experts:
     count: int
     used: int = 0
     sum_to_one: bool = False
+    sigmoid: bool = False
+    factor: float = 1.0
     gated: bool = True
     shared: bool = False
     every: bool = False
@@ -145,15 +150,15 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaRule:
-    """Gated delta rule of one layer (Yang, Kautz and Hatamizadeh 2025, arXiv:2412.06464).
+class StateHeads:
+    """Heads of a layer that reads and changes a state, `Ops.delta` or `Ops.scan`.
 
     Attributes:
         key_heads: heads of queries and keys.
         value_heads: a multiple of these.
         key_width: of a head's queries and keys.
         value_width: of a head's values.
-        taps: rows that the convolution before it reads, the last its own.
+        taps: rows that the convolution before them reads, the last its own.
         tiled: value head j reads key head `j % key_heads`; else neighbours share one.
     """
 
@@ -168,7 +173,7 @@ class DeltaRule:
         if self.key_heads < 1 or self.value_heads % self.key_heads or self.taps < 2:
             raise ModelError(
                 f"{self.value_heads} value heads over {self.key_heads} key heads with {self.taps} "
-                "taps are no delta rule: download the model again"
+                "taps change no state: download the model again"
             )
 
     @property
@@ -205,7 +210,10 @@ class Ops(Protocol):
         ...
 
     def norm(self, x: Rows, name: str, *, residual: Rows = None, heads: int = 1) -> Rows:
-        """Return the norm of `x`, or of each of its heads, added to `residual` if given."""
+        """Return the norm of `x`, or of each of its heads, added to `residual` if given.
+
+        Heads share their weights, unless there are some for each.
+        """
         ...
 
     def linear(
@@ -242,6 +250,10 @@ class Ops(Protocol):
 
     def times(self, x: Rows, by: str | float) -> Rows:
         """Return `x` times a number, or the only one of a parameter of that name."""
+        ...
+
+    def relu2(self, x: Rows) -> Rows:
+        """Return the squares of the numbers above zero, and 0 for others (So et al. 2021)."""
         ...
 
     def gate(self, x: Rows, by: Rows) -> Rows:
@@ -284,21 +296,36 @@ class Ops(Protocol):
     def convolve(self, layer: int, x: Rows, name: str, *, activated: bool = True) -> Rows:
         """Return a causal convolution of each column, `name`'s weights `[width, taps]`.
 
-        SiLU comes after, if `activated`.
+        Sums begin with "NAME.bias", if there is one. SiLU comes after, if `activated`.
 
         A row reads itself and the rows before it on its path, the oldest first; those before a
         text are zeros. The last of a sequence are kept in state `layer`.
         """
         ...
 
-    def delta(self, layer: int, x: Rows, gates: Rows, name: str, rule: DeltaRule) -> Rows:
+    def delta(self, layer: int, x: Rows, gates: Rows, name: str, of: StateHeads) -> Rows:
         """Return what queries read of state `layer`, which each row of a path changes in turn.
+
+        The gated delta rule (Yang, Kautz and Hatamizadeh 2025, arXiv:2412.06464).
 
         `x` holds queries and keys `[keys]` and values `[values]` side by side, `gates` strength
         and decay `[value_heads]`. Vectors `NAME_rate` and `NAME_dt` are of the value heads. With
         queries and keys of length 1, of which queries are divided by the root of their width,
         `S = a S + k (sigmoid(strength) (v - (a S)' k))'`, where `a = exp(rate softplus(decay +
         dt))`; the result is `S' q`.
+        """
+        ...
+
+    def scan(self, layer: int, x: Rows, steps: Rows, name: str, of: StateHeads) -> Rows:
+        """Return what queries read of state `layer`, which each row of a path changes in turn.
+
+        The state-space scan of Mamba 2 (Dao and Gu 2024, arXiv:2405.21060), in the words of
+        `delta`.
+
+        `x` holds values `[values]`, keys and queries `[keys]` side by side, `steps` a number of
+        each value head; so do vectors `NAME_rate`, `NAME_dt` and `NAME_skip`. With `t =
+        softplus(step + dt)` the state is `S = exp(rate t) S + k (t v)'`; the result is `S' q +
+        skip v`.
         """
         ...
 

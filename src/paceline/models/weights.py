@@ -227,8 +227,12 @@ class FileWeights:
         config = self._config
         narrow = config.kv_heads * config.head_dim
         sizes = {"q": config.heads * config.head_dim, "k": narrow, "v": narrow}
+        if (heads := config.state_heads) is not None:
+            convolved = heads.values + 2 * heads.keys
+            sizes |= {"ssm_z": heads.values, "ssm_x": convolved, "ssm_steps": heads.value_heads}
+        parts = self._family.gguf_parts if self._gguf else self._family.hf_parts
         for fused in self._family.fused:
-            if part in fused:
+            if part in fused and parts[fused[0]] == parts[fused[1]]:
                 each = [sizes.get(other, config.ffn_size) for other in fused]
                 begin = sum(each[: fused.index(part)])
                 return slice(begin, begin + each[fused.index(part)])

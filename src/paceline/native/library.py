@@ -48,9 +48,9 @@ class CRouter(ctypes.Structure):
     """How scores become weights, `Router` of `kernels/experts.hpp`."""
 
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("used", "sum_to_one")),
-        ("norm", ctypes.c_void_p),
-        ("eps", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("used", "sum_to_one", "sigmoid")),
+        *((name, ctypes.c_float) for name in ("factor", "eps")),
+        *((name, ctypes.c_void_p) for name in ("norm", "offset")),
     )
 
 
@@ -59,19 +59,19 @@ class CConvolution(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("width", "tail")),
-        ("weights", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("weights", "bias")),
         ("activated", ctypes.c_int64),
     )
 
 
-class CDelta(ctypes.Structure):
-    """`Delta` of `kernels/recurrence.hpp`."""
+class CStateHeads(ctypes.Structure):
+    """`StateHeads` of `kernels/recurrence.hpp`."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("key_heads", "value_heads", "key_width")),
         *((name, ctypes.c_int32) for name in ("value_width", "tiled", "unused")),
         ("sum", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("rate", "dt")),
+        *((name, ctypes.c_void_p) for name in ("rate", "dt", "skip")),
     )
 
 
@@ -106,7 +106,7 @@ _PTR, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 _MATRIX, _HEADS, _LAYER = map(ctypes.POINTER, (CMatrix, CHeads, CLayer))
 _PART, _ROUTER = map(ctypes.POINTER, (CPart, CRouter))
-_CONVOLUTION, _DELTA = map(ctypes.POINTER, (CConvolution, CDelta))
+_CONVOLUTION, _STATE_HEADS = map(ctypes.POINTER, (CConvolution, CStateHeads))
 _SIGNATURES = {
     "packed_bytes": (_LONG, _INT, _LONG, _LONG),
     "pack": (None, _INT, _PTR, _LONG, _PTR, _LONG, _LONG, _INT, _PTR),
@@ -116,7 +116,7 @@ _SIGNATURES = {
     "free": (None, _PTR),
     "buffer": (_INT, _PTR, _INT, _LONG, _INT),
     "embed": (None, _PTR, _MATRIX, _PTR, _FLOAT, _INT, CView, CView),
-    "gather": (None, _PTR, CView, _INT, _LONG, _PTR, _FLOAT, _LONG, CView, CView),
+    "gather": (None, _PTR, CView, _INT, _LONG, _PTR, _FLOAT, _LONG, _INT, CView, CView),
     "scatter": (None, _PTR, CView, _INT, _LONG, CView),
     "product": (None, _PTR, _MATRIX, _INT, _INT, _FLOAT, _PTR, _FLOAT, CView, CView, CView),
     "route": (None, _PTR, _ROUTER, CView, _LONG, CView),
@@ -125,7 +125,7 @@ _SIGNATURES = {
     "attention": (None, _PTR, _HEADS, _LAYER, _INT, CView, CView),
     "recurrences": (None, _PTR, _INT, _INT, _INT, _INT),
     "convolve": (None, _PTR, _CONVOLUTION, CView, CView, CView),
-    "delta": (None, _PTR, _DELTA, CView, CView, CView, CView),
+    "scan": (None, _PTR, _STATE_HEADS, CView, CView, CView, CView),
     "load": (None, _PTR, _INT, _LONG, CView),
     "join": (None, _PTR, _INT, _PART, _PART, _LONG, CView),
     "fold": (None, _PTR, CView, _LONG, _LONG, CView),

@@ -16,19 +16,19 @@ from paceline.errors import OutOfMemory
 from paceline.native.blocks import GROUP
 from paceline.native.library import (
     CConvolution,
-    CDelta,
     CHeads,
     CLayer,
     CMatrix,
     CPart,
     CRouter,
+    CStateHeads,
     CView,
     library,
 )
 from paceline.native.packed import Packed
 
 # Activations of a gate, in C++.
-GATES = {"silu": 1, "gelu": 2, "clamped": 3}
+GATES = {"silu": 1, "gelu": 2, "clamped": 3, "relu2": 4}
 
 # Columns that `pick` fills.
 PICKED = 4
@@ -39,7 +39,7 @@ _KEY = 16
 _SHARPNESS = Struct("<f4x")
 
 # Elementwise operations of `join`.
-SUM, PRODUCT, SILU, TANH, GATE, GATE_ROW, GELU = range(7)
+SUM, PRODUCT, SILU, TANH, GATE, GATE_ROW, GELU, RELU2 = range(8)
 
 # Which rows `attention` computes, and how far those of `runs` see; `Asked` and `Upto` in C++.
 ALL, LAST, LENT = range(3)
@@ -170,11 +170,14 @@ class Program:
         residual: Columns | None = None,
         heads: int = 1,
     ) -> None:
-        """Copy the rows that `which` names, or all; norm each head (RMS), then add `residual`."""
+        """Copy the rows that `which` names, or all; norm each head (RMS), then add `residual`.
+
+        Heads share the weights of the norm, unless there are some for each.
+        """
         rows = -1 if which is None else self._input(which)
         views = _view(residual), _view(to)
-        kept = self.packed.keep(norm)
-        self._add("gather", "gather", _view(at), rows, at.width, kept, eps, heads, *views)
+        kept, own = self.packed.keep(norm), norm is not None and norm.size == at.width
+        self._add("gather", "gather", _view(at), rows, at.width, kept, eps, heads, own, *views)
 
     def scatter(self, at: Columns, which: str, to: Columns) -> None:
         """Add rows to those of `to` that input `which` names, each at most once."""
@@ -221,11 +224,15 @@ class Program:
         *,
         used: int,
         sum_to_one: bool,
+        sigmoid: bool = False,
+        factor: float = 1.0,
         norm: Any = None,
+        offset: Any = None,
         eps: float = 0.0,
     ) -> None:
         """Add the weights of experts from their scores; see `models.ops.Experts`."""
-        router = CRouter(used, sum_to_one, self.packed.keep(norm), eps)
+        vectors = map(self.packed.keep, (norm, offset))
+        router = CRouter(used, sum_to_one, sigmoid, factor, eps, *vectors)
         self._add(name, "route", router, _view(scores), to.width, _view(to))
 
     def mix(
@@ -308,6 +315,7 @@ class Program:
         to: Columns,
         *,
         activated: bool = True,
+        bias: LogitArray | None = None,
     ) -> None:
         """Add a causal convolution of each column.
 
@@ -318,23 +326,26 @@ class Program:
             records: where those of nodes go.
             to: destination.
             activated: SiLU comes after.
+            bias: float32 `[width]`, where sums begin.
         """
-        shape = CConvolution(weights.shape[1], tail, self.packed.keep(weights), activated)
+        vectors = map(self.packed.keep, (weights, bias))
+        shape = CConvolution(weights.shape[1], tail, *vectors, activated)
         self._add("convolve", "convolve", shape, *map(_view, (at, records, to)))
 
-    def delta(
-        self, rule: CDelta, at: Columns, gates: Columns, records: Columns, to: Columns
+    def scan(
+        self, name: str, of: CStateHeads, at: Columns, gates: Columns, records: Columns, to: Columns
     ) -> None:
-        """Add a gated delta rule; its rows and gates are changed.
+        """Add a scan, or a gated delta rule, which skips nothing; rows and gates are changed.
 
         Args:
-            rule: its shape and vectors.
-            at: queries, keys and values.
-            gates: strengths and decays.
+            name: in profiles.
+            of: its shape and vectors.
+            at: values, keys and queries; of a delta rule in the opposite order.
+            gates: steps twice; of a delta rule strengths and decays.
             records: where those of nodes go.
             to: destination.
         """
-        self._add("delta", "delta", rule, *map(_view, (at, gates, records, to)))
+        self._add(name, "scan", of, *map(_view, (at, gates, records, to)))
 
     def argmax(self, at: Columns, rows: str) -> Columns:
         """Add the argmax of logit rows: the first of equal ones; -1 if a number is not finite.

@@ -19,13 +19,13 @@ from torch.nn import functional
 from paceline.models.ops import (
     KV,
     Activation,
-    DeltaRule,
     Experts,
     Heads,
     Name,
     Names,
     Rotary,
     Sight,
+    StateHeads,
 )
 
 ANCHORS = 4
@@ -40,6 +40,8 @@ class Tensors(Protocol):
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """Return rows of a table."""
         ...
+
+    def bias(self, name: str) -> Tensor | None: ...
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """Return rows times a matrix, plus its bias if it has one."""
@@ -62,8 +64,11 @@ class NetworkTensors:
     def rows(self, name: str, ids: Tensor) -> Tensor:
         return functional.embedding(ids, self._known[name])
 
+    def bias(self, name: str) -> Tensor | None:
+        return self._known.get(f"{name}.bias")
+
     def linear(self, x: Tensor, name: str) -> Tensor:
-        return functional.linear(x, self._known[name], self._known.get(f"{name}.bias"))
+        return functional.linear(x, self._known[name], self.bias(name))
 
 
 class Qkv(NamedTuple):
@@ -78,13 +83,17 @@ class Qkv(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What rows read and change of a state: `[rows, heads, width]`, and `[rows, heads]`."""
+    """What rows read and change of a state: `[rows, heads, width]`, and `[rows, heads]`.
+
+    By the delta rule what keys read already comes off the values.
+    """
 
     queries: Tensor
     keys: Tensor
     values: Tensor
     strengths: Tensor
     decays: Tensor
+    delta: bool
 
 
 class Attention(ABC):
@@ -134,8 +143,9 @@ class TorchOps:
         self, x: Tensor, name: str, *, residual: Tensor | None = None, heads: int = 1
     ) -> Tensor:
         parts = _parted(x, x.shape[-1] // heads) if heads > 1 else x
-        out = self._weights.tensor(name) * self._normed(parts)
-        out = out.flatten(-2) if heads > 1 else out
+        weights, out = self._weights.tensor(name), self._normed(parts)
+        weights = weights.reshape(-1, out.shape[-1]) if heads > 1 else weights
+        out = (weights * out).flatten(-2) if heads > 1 else weights * out
         return out if residual is None else residual + out
 
     def _normed(self, x: Tensor) -> Tensor:
@@ -185,6 +195,9 @@ class TorchOps:
     def times(self, x: Tensor, by: str | float) -> Tensor:
         return x * (self._weights.tensor(by) if isinstance(by, str) else by)
 
+    def relu2(self, x: Tensor) -> Tensor:
+        return active(x, "relu2")
+
     def gate(self, x: Tensor, by: Tensor) -> Tensor:
         return x * by.sigmoid()
 
@@ -224,37 +237,53 @@ class TorchOps:
 
     def convolve(self, layer: int, x: Tensor, name: str, *, activated: bool = True) -> Tensor:
         weights = self._weights.tensor(name).reshape(x.shape[-1], -1)
-        out = self.attention.convolve(layer, x, weights)
+        out, bias = self.attention.convolve(layer, x, weights), self._weights.bias(name)
+        out = out if bias is None else out + bias
         return functional.silu(out) if activated else out
 
-    def delta(self, layer: int, x: Tensor, gates: Tensor, name: str, rule: DeltaRule) -> Tensor:
+    def delta(self, layer: int, x: Tensor, gates: Tensor, name: str, of: StateHeads) -> Tensor:
         exact = torch.promote_types(x.dtype, torch.float32)
-        sizes = [rule.keys, rule.keys, rule.values]
+        sizes = [of.keys, of.keys, of.values]
         q, k, v = x.to(exact).split_with_sizes(sizes, dim=-1)
         strengths, decays = gates.to(exact).chunk(2, dim=-1)
         vectors = (self._weights.tensor(f"{name}_{each}") for each in ("rate", "dt"))
         rate, dt = (each.flatten().to(exact) for each in vectors)
-        heads = [rule.key_head(each) for each in range(rule.value_heads)]
-        q, k = (_of_length_one(_parted(each, rule.key_width))[:, heads] for each in (q, k))
+        heads = [of.key_head(each) for each in range(of.value_heads)]
+        q, k = (_of_length_one(_parted(each, of.key_width))[:, heads] for each in (q, k))
         changes = Changes(
-            q / math.sqrt(rule.key_width),
+            q / math.sqrt(of.key_width),
             k,
-            _parted(v, rule.value_width),
+            _parted(v, of.value_width),
             strengths.sigmoid(),
             (rate * functional.softplus(decays + dt)).exp(),
+            delta=True,
         )
         return self.attention.scan(layer, changes).flatten(-2).to(x.dtype)
+
+    def scan(self, layer: int, x: Tensor, steps: Tensor, name: str, of: StateHeads) -> Tensor:
+        exact = torch.promote_types(x.dtype, torch.float32)
+        v, k, q = x.to(exact).split_with_sizes([of.values, of.keys, of.keys], dim=-1)
+        vectors = (self._weights.tensor(f"{name}_{each}") for each in ("rate", "dt", "skip"))
+        rate, dt, skip = (each.flatten().to(exact) for each in vectors)
+        heads = [of.key_head(each) for each in range(of.value_heads)]
+        q, k = (_parted(each, of.key_width)[:, heads] for each in (q, k))
+        v, steps = _parted(v, of.value_width), functional.softplus(steps.to(exact) + dt)
+        changes = Changes(q, k, v, steps, (rate * steps).exp(), delta=False)
+        read = self.attention.scan(layer, changes)
+        return (read + skip[:, None] * v).flatten(-2).to(x.dtype)
 
     def route(self, x: Tensor, name: str, experts: Experts) -> Tensor:
         exact = torch.promote_types(x.dtype, torch.float32)
         scores = self.linear(x, [name]).to(exact)
         if not experts.used:
             return self.norm(scores.relu().to(x.dtype), f"{name}_norm")
-        shares = scores.softmax(-1)
+        shares = scores.sigmoid() if experts.sigmoid else scores.softmax(-1)
+        offset = self._weights.tensor(f"{name}_offset").flatten() if experts.sigmoid else 0
         # Of equal ones the first, which `topk` does not guarantee.
-        order = shares.argsort(dim=-1, descending=True, stable=True)[:, : experts.used]
+        order = (shares + offset).argsort(dim=-1, descending=True, stable=True)[:, : experts.used]
         found = shares.gather(-1, order)
         found = found / found.sum(-1, keepdim=True) if experts.sum_to_one else found
+        found = found * experts.factor
         return torch.zeros_like(shares).scatter(-1, order, found).to(x.dtype)
 
     def mix(
@@ -303,6 +332,8 @@ def _of_length_one(x: Tensor) -> Tensor:
 
 
 def active(x: Tensor, activation: Activation) -> Tensor:
+    if activation == "relu2":
+        return functional.relu(x).square()
     return functional.silu(x) if activation == "silu" else functional.gelu(x, approximate="tanh")
 
 

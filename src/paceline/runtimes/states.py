@@ -50,15 +50,15 @@ class StateShape:
     @classmethod
     def of(cls, config: ModelConfig) -> StateShape | None:
         """Return the shape for a model; None if it has no states."""
-        rule, layers = config.delta, len(config.recurrent)
-        if rule is None:
+        heads, layers = config.state_heads, len(config.recurrent)
+        if heads is None:
             if not config.taps:
                 return None
             width = config.hidden_size
             return cls(layers, width, (config.taps - 1) * width, 0, width)
-        convolved = 2 * rule.keys + rule.values
-        record = convolved + rule.keys + rule.values + rule.value_heads
-        tail, sums = (rule.taps - 1) * convolved, rule.values * rule.key_width
+        convolved = 2 * heads.keys + heads.values
+        record = convolved + heads.keys + heads.values + heads.value_heads
+        tail, sums = (heads.taps - 1) * convolved, heads.values * heads.key_width
         return cls(layers, convolved, tail, sums, record)
 
     @property

@@ -17,7 +17,7 @@ from paceline.core.target import Rows, Target
 from paceline.core.types import ROOT, LogitArray, TokenTree
 from paceline.models.config import ModelConfig
 from paceline.models.families import FAMILIES, hf_config
-from paceline.models.ops import DeltaRule
+from paceline.models.ops import StateHeads
 from paceline.models.weights import Stored
 from paceline.native.blocks import KINDS, TYPES
 from paceline.runtimes.cpu.target import CpuTarget
@@ -135,7 +135,28 @@ _ADDED["qwen3_5_moe_text"] = _ADDED["qwen3_5_text"] | {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 256,
 }
+_ADDED["lfm2_moe"] = _ADDED["lfm2"] | {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_dense_layers": 1,
+}
+_ADDED["nemotron_h"] = {
+    "hybrid_override_pattern": "M-*M",
+    "n_groups": 2,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 32,
+    "ssm_state_size": 16,
+    "conv_kernel": 4,
+    "layer_norm_epsilon": 1e-5,
+}
+_ADDED["nemotron_h_moe"] = _ADDED["nemotron_h"] | {
+    "hybrid_override_pattern": "ME*-E",
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "routed_scaling_factor": 2.5,
+}
 _BIASED = ("qwen2",)
+_SCANS = ("nemotron_h", "nemotron_h_moe")
 
 # Half-precision numbers in a block: place, and bits but for ten of mantissa.
 _HALVES: dict[str, dict[int, int]] = {
@@ -193,20 +214,24 @@ class RandomWeights:
             if config.short_taps:
                 parts |= {"conv_in": (3 * width, width), "conv_o": (width, width)}
                 parts |= {"conv_taps": (width, config.short_taps)}
-            if config.delta is not None:
-                parts |= {"q_gate": (wide, width), **_delta_shapes(config.delta, width)}
+            scans = config.family in _SCANS
+            if config.state_heads is not None and scans:
+                parts |= _scan_shapes(config.state_heads, width)
+            elif config.state_heads is not None:
+                parts |= {"q_gate": (wide, width), **_delta_shapes(config.state_heads, width)}
             if read:
                 parts |= {"input_gate": (read, width), "input_up": (width, read)}
                 parts |= {"input_norm": (width,)}
-            count = config.experts.count if config.experts else 0
+            experts, count = config.experts, config.experts.count if config.experts else 0
             if config.full_head_dim:
                 norms = ("dense_norm", "experts_norm", "post_experts_norm", "router_scale")
                 parts |= {"scale": (1,), "expert_scale": (count,)}
                 parts |= dict.fromkeys(norms, (width,))
             parts |= {"router": (count, width), "router_norm": (count,)} if count else {}
-            parts |= {"shared_by": (1, width)} if config.experts and config.experts.shared else {}
+            parts |= {"shared_by": (1, width)} if experts and experts.shared else {}
+            parts |= {"router_offset": (count,)} if experts and experts.sigmoid else {}
             for part in ("gate", "up", "down"):
-                parts |= {f"shared_{part}": parts[part]} if "shared_by" in parts else {}
+                parts |= {f"shared_{part}": parts[part]} if "shared_by" in parts or scans else {}
                 parts |= {f"experts.{each}.{part}": parts[part] for each in range(count)}
             if config.sinks:
                 biased = (*"qkvo", "router", *(part for part in parts if "experts" in part))
@@ -219,7 +244,7 @@ class RandomWeights:
 
     def __getitem__(self, name: str) -> LogitArray:
         numbers = self._numbers(name)
-        if name.endswith("delta_rate"):
+        if name.endswith("_rate"):
             return -1 - numbers
         return numbers if numbers.ndim == 2 or name.endswith(".bias") else 1 + numbers
 
@@ -251,18 +276,32 @@ class RandomWeights:
         return drawn.reshape(shape) * np.float32(2.0**-18)
 
 
-def _delta_shapes(rule: DeltaRule, width: int) -> dict[str, tuple[int, ...]]:
-    heads, convolved = rule.value_heads, 2 * rule.keys + rule.values
+def _delta_shapes(of: StateHeads, width: int) -> dict[str, tuple[int, ...]]:
+    heads, convolved = of.value_heads, 2 * of.keys + of.values
     return {
         "delta_qkv": (convolved, width),
-        "delta_z": (rule.values, width),
+        "delta_z": (of.values, width),
         "delta_b": (heads, width),
         "delta_a": (heads, width),
-        "delta_o": (width, rule.values),
-        "delta_conv": (convolved, rule.taps),
-        "delta_norm": (rule.value_width,),
+        "delta_o": (width, of.values),
+        "delta_conv": (convolved, of.taps),
+        "delta_norm": (of.value_width,),
         "delta_rate": (heads,),
         "delta_dt": (heads,),
+    }
+
+
+def _scan_shapes(of: StateHeads, width: int) -> dict[str, tuple[int, ...]]:
+    convolved = 2 * of.keys + of.values
+    return {
+        "ssm_z": (of.values, width),
+        "ssm_x": (convolved, width),
+        "ssm_steps": (of.value_heads, width),
+        "ssm_conv": (convolved, of.taps),
+        "ssm_conv.bias": (convolved,),
+        "ssm_norm": (of.values,),
+        "ssm_o": (width, of.values),
+        **dict.fromkeys(("ssm_rate", "ssm_dt", "ssm_skip"), (of.value_heads,)),
     }
 
 

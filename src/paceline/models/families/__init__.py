@@ -14,10 +14,11 @@ from paceline.models.families.gemma3 import GEMMA3
 from paceline.models.families.gemma4 import GEMMA4
 from paceline.models.families.gpt_oss import GPT_OSS
 from paceline.models.families.granite import GRANITE, GRANITE4
-from paceline.models.families.lfm2 import LFM2
+from paceline.models.families.lfm2 import LFM2, LFM2_MOE
 from paceline.models.families.llama import LLAMA
 from paceline.models.families.ministral3 import MINISTRAL3
 from paceline.models.families.mistral import MISTRAL
+from paceline.models.families.nemotron_h import NEMOTRON_H, NEMOTRON_H_MOE
 from paceline.models.families.olmo3 import OLMO2, OLMO3
 from paceline.models.families.phi3 import PHI3
 from paceline.models.families.qwen2 import QWEN2
@@ -27,7 +28,7 @@ from paceline.models.families.smollm3 import SMOLLM3
 from paceline.models.ops import Ops, Rows
 
 _DENSE = (LLAMA, MISTRAL, MINISTRAL3, QWEN2, QWEN3, GEMMA3, PHI3, SMOLLM3, GRANITE, GRANITE4)
-_HYBRID = (QWEN3_5, LFM2)
+_HYBRID = (QWEN3_5, LFM2, LFM2_MOE, NEMOTRON_H, NEMOTRON_H_MOE)
 _SPARSE = (QWEN3_MOE, MIXTRAL, BLOCKFFN, QWEN3_5_MOE, GPT_OSS)
 FAMILIES = (*_DENSE, OLMO2, OLMO3, GEMMA4, *_HYBRID, *_SPARSE)
 """Autoregressive ones."""

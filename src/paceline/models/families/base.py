@@ -71,13 +71,13 @@ class Family:
         hf_layers: what the names of a layer's tensors begin with, before its index.
         hf_parts: names of a layer's parts in checkpoints; "{}" is the number of an expert.
         gguf_parts: names of a layer's parts in GGUF files.
-        fused: parts that lie in one tensor, which both formats then name by all of them.
+        fused: parts that lie in one tensor where a format names it by all of them.
         interleaved: GGUF files interleave the rotary halves of query and key rows.
         norms_less_one: checkpoints hold the weights of norms less one, but those of `whole`.
         whole: parts.
         hf_stacked: names in checkpoints of tensors with a part of all experts, where they are
             there; parts of one tensor are rows of each expert in turn. Likewise `gguf_stacked`,
-            beside GGUF's usual ones.
+            beside GGUF's usual ones, of any part.
         rows: parts that are matrices of one row, which GGUF files have as vectors.
         bare: names in files that have no ".weight" behind them; of no norms.
         logarithms: parts of which checkpoints hold the logarithm of the opposite.

@@ -31,8 +31,15 @@ def feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
         parts = [f"{name}.shared_{part}" for part in ("gate", "up", "down", "by")]
         inner = ops.gated(normed, parts[:2], activation=config.activation)
         x = x + ops.gate(ops.linear(inner, parts[2:3]), ops.linear(normed, parts[3:]))
-    weights = ops.route(normed, f"{name}.router", config.experts)
-    names = f"{name}.experts", config.experts
+    return add_experts(ops, config, index, x, normed)
+
+
+def add_experts(ops: Ops, config: ModelConfig, index: int, x: Rows, normed: Rows) -> Rows:
+    """Return the stream with what a layer's experts make of its normed rows added."""
+    experts, name = config.experts, f"layers.{index}"
+    assert experts is not None
+    weights = ops.route(normed, f"{name}.router", experts)
+    names = f"{name}.experts", experts
     return ops.mix(normed, weights, *names, activation=config.activation, residual=x)
 
 

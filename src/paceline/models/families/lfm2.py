@@ -1,10 +1,11 @@
-"""LFM 2 and 2.5, dense (Liquid AI 2025): short convolutions that are gated before and after, and
-some layers of attention.
+"""LFM 2 and 2.5 (Liquid AI 2025): short convolutions that are gated before and after, and some
+layers of attention; dense, or with experts behind the first layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from paceline.errors import ModelError
@@ -19,7 +20,8 @@ from paceline.models.families.base import (
     llama_attention,
     llama_feed_forward,
 )
-from paceline.models.ops import Ops, Rows
+from paceline.models.families.experts import feed_forward, parts_of
+from paceline.models.ops import Experts, Ops, Rows
 
 _BASE = 1_000_000.0
 
@@ -95,4 +97,53 @@ LFM2 = Family(
     from_hf=_from_hf,
     from_gguf=_from_gguf,
     halves=(_mixer, llama_feed_forward),
+)
+
+
+def _moe_entries(config: Mapping[str, Any]) -> dict[str, Any]:
+    if not config.get("use_expert_bias", True):
+        raise ModelError(f"this runtime runs LFM 2 with biases of experts alone: {ELSEWHERE}")
+    return _entries({**config, "block_auto_adjust_ff_dim": False})
+
+
+def _moe_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
+    count, used = int(config["num_experts"]), int(config["num_experts_per_tok"])
+    norm, factor = config.get("norm_topk_prob", True), config.get("routed_scaling_factor", 1.0)
+    return {
+        **_from_hf(config),
+        "experts": Experts(count, used, bool(norm), sigmoid=True, factor=float(factor)),
+        "dense_layers": tuple(range(int(config["num_dense_layers"]))),
+    }
+
+
+def _moe_from_gguf(get: Get) -> dict[str, Any]:
+    get("expert_gating_func", 0)
+    count, used = int(get("expert_count")), int(get("expert_used_count"))
+    factor = float(get("expert_weights_scale", 1.0))
+    return {
+        **_from_gguf(get),
+        "experts": Experts(count, used, True, sigmoid=True, factor=factor),
+        "dense_layers": tuple(range(int(get("leading_dense_block_count")))),
+    }
+
+
+LFM2_MOE = replace(
+    LFM2,
+    hf="lfm2_moe",
+    gguf="lfm2moe",
+    hf_parts={
+        **LFM2.hf_parts,
+        **parts_of("feed_forward.gate", "feed_forward.experts.{{}}.{}", ("w1", "w3", "w2")),
+        "router_offset": "feed_forward.expert_bias",
+    },
+    gguf_parts={
+        **LFM2.gguf_parts,
+        **parts_of("ffn_gate_inp", "ffn_{}_exps", ("gate", "up", "down")),
+        "router_offset": "exp_probs_b.bias",
+    },
+    bare=("feed_forward.expert_bias", "exp_probs_b.bias"),
+    entries=_moe_entries,
+    from_hf=_moe_from_hf,
+    from_gguf=_moe_from_gguf,
+    halves=(_mixer, feed_forward),
 )

@@ -1,7 +1,7 @@
 """Qwen 3.5 to 3.8 (Qwen Team 2026): three gated delta rules, then one gated attention; dense, or
 with experts of which one is shared.
 
-GGUF files hold value heads in another order than checkpoints: `DeltaRule.tiled`.
+GGUF files hold value heads in another order than checkpoints: `StateHeads.tiled`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.models.families.base import (
     llama_feed_forward,
 )
 from paceline.models.families.experts import feed_forward, parts_of
-from paceline.models.ops import DeltaRule, Experts, Ops, Rows, Sight
+from paceline.models.ops import Experts, Ops, Rows, Sight, StateHeads
 
 _EVERY = 4  # layer of which one has attention
 _ROTATED = 0.25
@@ -53,7 +53,7 @@ def _from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "qk_norm": True,
         "recurrent": recurrent,
-        "delta": DeltaRule(
+        "state_heads": StateHeads(
             int(config["linear_num_key_heads"]),
             int(config["linear_num_value_heads"]),
             int(config["linear_key_head_dim"]),
@@ -75,7 +75,7 @@ def _from_gguf(get: Get) -> dict[str, Any]:
         "layers": layers,
         "qk_norm": True,
         "recurrent": recurrent,
-        "delta": DeltaRule(
+        "state_heads": StateHeads(
             int(get("ssm.group_count")),
             value_heads,
             width,
@@ -108,14 +108,14 @@ def _drafts(ops: Ops, config: ModelConfig, index: int, x: Rows, sees: Sight) -> 
 
 
 def _delta(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
-    rule, name, layer = config.delta, f"layers.{index}.delta", config.recurrent.index(index)
-    assert rule is not None
+    heads, name, layer = config.state_heads, f"layers.{index}.delta", config.recurrent.index(index)
+    assert heads is not None
     norm = f"layers.{index}.attention_norm"
     read = ops.linear(x, [f"{name}_qkv", f"{name}_z"], norm=norm)
-    qkv, z = ops.split(read, [2 * rule.keys + rule.values, rule.values])
+    qkv, z = ops.split(read, [2 * heads.keys + heads.values, heads.values])
     gates = ops.linear(x, [f"{name}_b", f"{name}_a"], norm=norm)
-    mixed = ops.delta(layer, ops.convolve(layer, qkv, f"{name}_conv"), gates, name, rule)
-    gated = ops.norm(mixed, f"{name}_norm", heads=rule.value_heads) * ops.silu(z)
+    mixed = ops.delta(layer, ops.convolve(layer, qkv, f"{name}_conv"), gates, name, heads)
+    gated = ops.norm(mixed, f"{name}_norm", heads=heads.value_heads) * ops.silu(z)
     return ops.linear(gated, [f"{name}_o"], residual=x)
 
 

@@ -86,9 +86,9 @@ void paceline_embed(Program* program, const Matrix* of, const float* more, float
 }
 
 // Of another buffer the rows that input `which` names, all if it is -1; normed by heads if `norm` is
-// not null; plus those of `more`, unless it is none.
+// not null, by the same weights or, if `own`, by those of each; plus those of `more`, unless it is none.
 void paceline_gather(Program* program, View from, int32_t which, int64_t width, const float* norm,
-                     float eps, int64_t heads, View more, View to) {
+                     float eps, int64_t heads, int32_t own, View more, View to) {
     program->add([=](const Call& call) {
         const Rows<const float> x = program->read(from), added = program->read(more);
         const Rows<float> out = program->rows(to);
@@ -103,7 +103,7 @@ void paceline_gather(Program* program, View from, int32_t which, int64_t width, 
             for (int64_t begin = 0; begin < width; begin += part) {
                 const float factor = norm_factor(row + begin, part, eps);
                 for (int64_t d = 0; d < part; ++d) {
-                    const float value = row[begin + d] * factor * norm[d];
+                    const float value = row[begin + d] * factor * norm[own ? begin + d : d];
                     out[r][begin + d] = added ? added[r][begin + d] + value : value;
                 }
             }
@@ -199,12 +199,13 @@ void paceline_convolve(Program* program, const Convolution* of, View from, View 
     });
 }
 
-// See `delta`.
-void paceline_delta(Program* program, const Delta* of, View from, View gates, View records, View to) {
+// See `scan`, and `delta`, which skips nothing.
+void paceline_scan(Program* program, const StateHeads* of, View from, View gates, View records,
+                   View to) {
     program->add([=, shape = *of](const Call& call) {
-        delta(shape, program->recurrences, program->count(to, call), program->rows(from),
-              program->rows(gates), records.column, program->rows({records.buffer, 0}),
-              program->rows(to));
+        (shape.skip ? scan : delta)(shape, program->recurrences, program->count(to, call),
+                                    program->rows(from), program->rows(gates), records.column,
+                                    program->rows({records.buffer, 0}), program->rows(to));
     });
 }
 

@@ -59,6 +59,7 @@ void join(Joint joint, int64_t count, int64_t width, const Operand& a, const Ope
     const auto together = [joint](Vec x, Vec y) {
         if (joint == Joint::silu) return silu(x);
         if (joint == Joint::tanh) return sigmoid(x * 2.0f) * 2.0f - 1.0f;
+        if (joint == Joint::relu2) return relu2(x);
         if (joint == Joint::gate || joint == Joint::gate_row) return x * sigmoid(y);
         if (joint == Joint::gelu) return gelu(x);
         return joint == Joint::sum ? x + y : x * y;

@@ -22,9 +22,9 @@ struct Operand {
     }
 };
 
-// silu, tanh, gelu: of the first alone; gate: the first times sigmoid of the second; gate_row: by the first
-// number of a row of the second.
-enum class Joint : int32_t { sum, product, silu, tanh, gate, gate_row, gelu };
+// silu, tanh, gelu, relu2: of the first alone; gate: the first times sigmoid of the second; gate_row:
+// by the first number of a row of the second.
+enum class Joint : int32_t { sum, product, silu, tanh, gate, gate_row, gelu, relu2 };
 
 void join(Joint joint, int64_t count, int64_t width, const Operand& a, const Operand& b,
                   Rows<float> out);

@@ -12,18 +12,23 @@ void largest_scores(const Router& router, int64_t experts, const float* scores, 
     float most = scores[0], all = 0.0f, taken = 0.0f;
     for (int64_t e = 1; e < experts; ++e) most = std::max(most, scores[e]);
     std::vector<float> parts(experts);
-    for (int64_t e = 0; e < experts; ++e) all += parts[e] = exponential(scores[e] - most);
+    for (int64_t e = 0; e < experts; ++e) {
+        parts[e] = router.sigmoid ? sigmoid(paceline::all(scores[e]))[0] : exponential(scores[e] - most);
+        all += parts[e];
+    }
+    const auto place = [&](int64_t e) { return router.offset ? parts[e] + router.offset[e] : parts[e]; };
     std::vector<int64_t> used;
     for (int32_t k = 0; k < router.used; ++k) {  // of equal ones the first
         int64_t best = -1;
         for (int64_t e = 0; e < experts; ++e) {
             const bool known = std::find(used.begin(), used.end(), e) != used.end();
-            if (!known && (best < 0 || parts[e] > parts[best])) best = e;
+            if (!known && (best < 0 || place(e) > place(best))) best = e;
         }
         used.push_back(best);
         taken += parts[best];
     }
-    for (int64_t e : used) out[e] = parts[e] / (router.sum_to_one ? taken : all);
+    const float whole = router.sum_to_one ? taken : router.sigmoid ? 1.0f : all;
+    for (int64_t e : used) out[e] = parts[e] / whole * router.factor;
     if (!std::isfinite(all)) out[used[0]] = NAN;
 }
 
@@ -83,7 +88,7 @@ void mix(const Experts& of, int64_t rows, Rows<const float> x, Rows<const float>
         matmul(op, count, {own, nullptr}, {nullptr, 0}, {hidden, nullptr}, scratch);
         for (int64_t i = 0; of.gate.empty() && i < count * inner; i += kLanes) {
             const Vec value = load(hidden.at + i);
-            store(hidden.at + i, of.activation == Gate::kSilu ? silu(value) : gelu(value));
+            store(hidden.at + i, active(of.activation, value));
         }
         const MatmulOp back{{of.down[e]}, 1, Gate::kNone, 1.0f, nullptr, 0.0f};
         matmul(back, count, {{hidden.at, inner}, nullptr}, {nullptr, 0}, {made, nullptr}, scratch);

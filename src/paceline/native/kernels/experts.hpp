@@ -12,10 +12,12 @@
 namespace paceline {
 
 struct Router {
-    int32_t used;       // largest softmax scores that count; 0: all above zero, RMS-normed
-    int32_t sum_to_one; // of the weights that are used
-    const float* norm;  // [experts], of the RMS norm
-    float eps;
+    int32_t used;        // largest scores that count; 0: all above zero, RMS-normed
+    int32_t sum_to_one;  // of the weights that are used
+    int32_t sigmoid;     // scores are sigmoids; else their softmax
+    float factor, eps;
+    const float* norm;   // [experts], of the RMS norm
+    const float* offset; // [experts], added to sigmoids to find the largest
 };
 
 struct Experts {

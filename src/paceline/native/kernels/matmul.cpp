@@ -287,7 +287,7 @@ class Task {
 
     PACELINE_INLINE Vec gated(const Vec& x, const Vec& y) const {
         if (op_.gate == Gate::kClamped) return clamped(x, y);
-        return (op_.gate == Gate::kSilu ? silu(x) : gelu(x)) * y;
+        return active(op_.gate, x) * y;
     }
 
     // Results of N rows from `first` on, for the two tiles from an output on.

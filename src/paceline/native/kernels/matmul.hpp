@@ -16,7 +16,13 @@
 namespace paceline {
 
 // kClamped clamps both, and adds 1 to what it gates: see `clamped`.
-enum class Gate : int32_t { kNone, kSilu, kGelu, kClamped };
+enum class Gate : int32_t { kNone, kSilu, kGelu, kClamped, kRelu2 };
+
+
+PACELINE_INLINE Vec active(Gate gate, const Vec& x) {
+    if (gate == Gate::kRelu2) return relu2(x);
+    return gate == Gate::kSilu ? silu(x) : gelu(x);
+}
 
 constexpr int kMostParts = 3;
 

@@ -31,20 +31,22 @@ void to_length(float* x, int64_t width, float length) {
 // 16 columns of a state, [width][16], changed by a row from `from` to `to`, which may be the same.
 struct Row {
     const float *query, *key, *value;
-    float strength, decay;
+    float strength, decay, skip;
 };
 
 Vec in_chains(const Vec (&chains)[4]) { return (chains[0] + chains[1]) + (chains[2] + chains[3]); }
 
+// What the keys read already comes off the values of a delta rule, and of no others.
+template <bool kDelta>
 Vec change(const float* from, float* to, int64_t width, const Row& row, float* out) {
     Vec known[4] = {zeros(), zeros(), zeros(), zeros()}, read[4] = {zeros(), zeros(), zeros(), zeros()};
-    const Vec decay = all(row.decay);
-    for (int64_t i = 0; i < width; i += 4) {
+    const Vec decay = all(row.decay), value = load(row.value);
+    for (int64_t i = 0; kDelta && i < width; i += 4) {
         for (int c = 0; c < 4; ++c) {
             known[c] = fma(load(from + (i + c) * kLanes) * decay, row.key[i + c], known[c]);
         }
     }
-    const Vec delta = (load(row.value) - in_chains(known)) * row.strength;
+    const Vec delta = (kDelta ? value - in_chains(known) : value) * row.strength;
     for (int64_t i = 0; i < width; i += 4) {
         for (int c = 0; c < 4; ++c) {
             const Vec own = fma(delta, row.key[i + c], load(from + (i + c) * kLanes) * decay);
@@ -52,7 +54,7 @@ Vec change(const float* from, float* to, int64_t width, const Row& row, float* o
             read[c] = fma(own, row.query[i + c], read[c]);
         }
     }
-    store(out, in_chains(read));
+    store(out, kDelta ? in_chains(read) : fma(value, row.skip, in_chains(read)));
     return delta;
 }
 
@@ -137,7 +139,7 @@ void convolve(const Convolution& of, const Recurrences& in, int64_t rows, Rows<c
         for (int j = 0; j < all.past; ++j) from[j] = (*all.find)(all.in->before(r)[j]);
         from[all.past] = all.x[r];
         for (int64_t d = begin; d < end; d += kLanes) {
-            Vec total = zeros();
+            Vec total = all.of->bias ? load(all.of->bias + d) : zeros();
             for (int j = 0; j <= all.past; ++j) {
                 if (from[j]) total = fma(load(from[j] + d), load(all.of->weights + j * width + d), total);
             }
@@ -158,42 +160,47 @@ void convolve(const Convolution& of, const Recurrences& in, int64_t rows, Rows<c
     }
 }
 
-void delta(const Delta& of, const Recurrences& in, int64_t rows, Rows<float> x, Rows<float> gates,
-           int64_t column, Rows<float> records, Rows<float> out) {
+namespace {
+
+template <bool kDelta>
+void pass(const StateHeads& of, const Recurrences& in, int64_t rows, Rows<float> x,
+          Rows<float> gates, int64_t column, Rows<float> records, Rows<float> out) {
     const int64_t width = of.key_width, keys = of.key_heads * width;
     const int64_t values = int64_t(of.value_heads) * of.value_width;
     const float length = 1.0f / std::sqrt(float(width));
     struct {
-        const Delta* of;
+        const StateHeads* of;
         const Recurrences* in;
         Rows<float> x, gates;
         int64_t column;
         Rows<float> records, out;
         int64_t width, keys, values, blocks;
+        int64_t query_at, key_at, value_at;  // in a row
         float length;
     } const all{&of, &in, x, gates, column, records, out, width, keys, values,
-                of.value_width / kLanes, length};
+                of.value_width / kLanes, kDelta ? 0 : values + keys, kDelta ? keys : values,
+                kDelta ? 2 * keys : 0, length};
     each(rows, rows > kFew, [all](int64_t r) {
         float *row = all.x[r], *gate = all.gates[r];
-        for (int64_t d = 0; d < all.keys; d += all.width) {
+        for (int64_t d = 0; kDelta && d < all.keys; d += all.width) {
             to_length(row + d, all.width, all.length);
             to_length(row + all.keys + d, all.width, 1.0f);
         }
         const int32_t heads = all.of->value_heads;
         for (int32_t h = 0; h < heads; ++h) {
             const Vec slow = softplus(paceline::all(gate[heads + h] + all.of->dt[h]));
-            gate[h] = sigmoid(paceline::all(gate[h]))[0];
+            gate[h] = (kDelta ? sigmoid(paceline::all(gate[h])) : slow)[0];
             gate[heads + h] = exponential((slow * all.of->rate[h])[0]);
         }
         const int64_t node = all.in->node(r);
         if (node < 0) return;
         float* record = all.records[node] + all.column;
-        std::memcpy(record, row + all.keys, sizeof(float) * all.keys);
+        std::memcpy(record, row + all.key_at, sizeof(float) * all.keys);
         std::memcpy(record + all.keys + all.values, gate + heads, sizeof(float) * heads);
     });
     const int64_t tasks = int64_t(in.all().size()) * of.value_heads * all.blocks;
     each(tasks, true, [all](int64_t task) {
-        const Delta& of = *all.of;
+        const StateHeads& of = *all.of;
         const int64_t block = task % all.blocks, width = all.width, size = width * kLanes;
         const int64_t head = task / all.blocks % of.value_heads;
         const Recurrence& one = all.in->all()[task / all.blocks / of.value_heads];
@@ -208,8 +215,9 @@ void delta(const Delta& of, const Recurrences& in, int64_t rows, Rows<float> x, 
         if (!one.base) std::memset(scratch.data(), 0, sizeof(float) * size);
         const auto row_of = [&](int64_t r) {
             const float *row = all.x[r], *gate = all.gates[r];
-            return Row{row + key, row + all.keys + key, row + 2 * all.keys + column, gate[head],
-                       gate[of.value_heads + head]};
+            return Row{row + all.query_at + key, row + all.key_at + key,
+                       row + all.value_at + column, gate[head], gate[of.value_heads + head],
+                       kDelta ? 0.0f : of.skip[head]};
         };
         for (int64_t step = 0; step < one.lates + one.fresh; ++step) {
             float* to = one.ahead && step + 1 == one.stored ? one.ahead + place : scratch.data();
@@ -219,7 +227,7 @@ void delta(const Delta& of, const Recurrences& in, int64_t rows, Rows<float> x, 
                 replay(from, to, width, record + key, behind + column, behind[all.values + head]);
             } else {
                 const int64_t r = one.row + step - one.lates;
-                change(from, to, width, row_of(r), all.out[r] + column);
+                change<kDelta>(from, to, width, row_of(r), all.out[r] + column);
             }
             from = to;
         }
@@ -229,10 +237,22 @@ void delta(const Delta& of, const Recurrences& in, int64_t rows, Rows<float> x, 
             const float* before =
                 parent < 0 ? from : scratch.data() + (1 + all.in->place(one.node + parent)) * size;
             float* to = scratch.data() + (1 + all.in->place(node)) * size;
-            const Vec delta = change(before, to, width, row_of(r), all.out[r] + column);
+            const Vec delta = change<kDelta>(before, to, width, row_of(r), all.out[r] + column);
             store(all.records[node] + all.column + all.keys + column, delta);
         }
     });
+}
+
+}  // namespace
+
+void delta(const StateHeads& of, const Recurrences& in, int64_t rows, Rows<float> x,
+           Rows<float> gates, int64_t column, Rows<float> records, Rows<float> out) {
+    pass<true>(of, in, rows, x, gates, column, records, out);
+}
+
+void scan(const StateHeads& of, const Recurrences& in, int64_t rows, Rows<float> x,
+          Rows<float> gates, int64_t column, Rows<float> records, Rows<float> out) {
+    pass<false>(of, in, rows, x, gates, column, records, out);
 }
 
 }  // namespace paceline

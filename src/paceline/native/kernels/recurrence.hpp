@@ -1,4 +1,4 @@
-// Recurrences of ragged rows: short convolutions and gated delta rules over states in float32.
+// Recurrences of ragged rows: short convolutions, gated delta rules and scans, states in float32.
 //
 // A state is changed by the rows of its sequence one after another, and each of its columns by the
 // same operations in the same order: so a row's result is bit-identical however rows are cut into
@@ -64,6 +64,7 @@ class Recurrences {
 struct Convolution {
     int64_t width, tail;
     const float* weights;  // [taps, width]
+    const float* bias;     // [width], where sums begin, or null
     int64_t activated;     // SiLU comes after
 };
 
@@ -73,17 +74,23 @@ struct Convolution {
 void convolve(const Convolution& of, const Recurrences& in, int64_t rows, Rows<const float> x,
               int64_t column, Rows<float> records, Rows<float> out);
 
-struct Delta {
+struct StateHeads {
     int32_t key_heads, value_heads, key_width, value_width;  // of 4; of 16
     int32_t tiled, unused;
     int64_t sum;  // in a state, [value_heads, value_width / 16, key_width, 16]
-    const float *rate, *dt;
+    const float *rate, *dt, *skip;  // [value_heads]; a delta rule skips nothing
 };
 
-//   x:     [rows, 2 * keys + values]; queries and keys are brought to their lengths
+//   x:     [rows, 2 * keys + values]: queries, keys and values; the former get their lengths
 //   gates: [rows, 2 * value_heads]; become strength and decay
 //   out:   [rows, values]
-void delta(const Delta& of, const Recurrences& in, int64_t rows, Rows<float> x, Rows<float> gates,
-           int64_t column, Rows<float> records, Rows<float> out);
+void delta(const StateHeads& of, const Recurrences& in, int64_t rows, Rows<float> x,
+           Rows<float> gates, int64_t column, Rows<float> records, Rows<float> out);
+
+//   x:     [rows, values + 2 * keys]: values, keys and queries
+//   gates: [rows, 2 * value_heads], steps twice; become step and decay
+//   out:   [rows, values]
+void scan(const StateHeads& of, const Recurrences& in, int64_t rows, Rows<float> x,
+          Rows<float> gates, int64_t column, Rows<float> records, Rows<float> out);
 
 }  // namespace paceline

@@ -312,6 +312,12 @@ PACELINE_INLINE Vec clamped(Vec x, Vec y) {
     return x / (exponential(x * -1.702f) + 1.0f) * (y + 1.0f);
 }
 
+// The square of x above zero, else 0.
+PACELINE_INLINE Vec relu2(const Vec& x) {
+    const Vec above = larger(x, zeros());
+    return above * above;
+}
+
 // Dot product, `width` a multiple of 16.
 template <class Number>
 float dot(const Number* a, const float* b, int64_t width) {

@@ -83,7 +83,7 @@ class Formats:
         kind = self._kind or stored.kind
         if self._kind == "Q4_1" and name in ("embed", "head"):
             kind = "Q8_0"  # they decide the argmax
-        if self._kind and name.endswith((".router", ".delta_a", ".delta_b")):
+        if self._kind and name.endswith((".router", ".delta_a", ".delta_b", ".ssm_steps")):
             kind = "F32"  # so small, and it decides which experts are read, or what is kept
         if stored.kind == "MXFP4" and self._kind in ("Q8_0", "Q4_1"):
             kind = stored.kind  # fewer bits than asked for, and the very numbers

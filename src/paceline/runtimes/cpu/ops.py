@@ -18,16 +18,16 @@ from paceline.errors import ModelError, RuntimeUnavailable
 from paceline.models.ops import (
     KV,
     Activation,
-    DeltaRule,
     Experts,
     Heads,
     Name,
     Names,
     Sight,
+    StateHeads,
     Temperature,
 )
 from paceline.native.blocks import GROUP
-from paceline.native.library import KV_DTYPES, CDelta, CHeads, CMatrix, attends
+from paceline.native.library import KV_DTYPES, CHeads, CMatrix, CStateHeads, attends
 from paceline.native.packed import LANES
 from paceline.native.program import (
     ALL,
@@ -41,6 +41,7 @@ from paceline.native.program import (
     LAST,
     LENT,
     PRODUCT,
+    RELU2,
     SILU,
     SUM,
     TANH,
@@ -357,6 +358,9 @@ class CpuOps(Recorder):
         number = self._matrices.required(by).item() if isinstance(by, str) else by
         return self.join(PRODUCT, x, _constant(number, x.width))
 
+    def relu2(self, x: Rows) -> Rows:
+        return self.join(RELU2, x, x)
+
     def join(self, how: int, x: Rows, y: Rows | Operand) -> Rows:
         """Combine rows elementwise; those of one slot are repeated for each slot."""
         slots = max(x.slots, _slots(y))
@@ -458,27 +462,35 @@ class CpuOps(Recorder):
     def convolve(self, layer: int, x: Rows, name: str, *, activated: bool = True) -> Rows:
         weights = self._matrices.required(name)
         weights = np.ascontiguousarray(weights.reshape(x.width, -1).T)
-        shape, records = self._recurrence(layer)
+        (shape, records), bias = self._recurrence(layer), self._matrices.bias(name)
 
         def record(to: Columns) -> None:
-            self.program.convolve(
-                weights, shape.place(layer), x.columns(), records, to, activated=activated
-            )
+            at = shape.place(layer), x.columns(), records
+            self.program.convolve(weights, *at, to, activated=activated, bias=bias)
 
         return self._like(x, x.width, record)
 
-    def delta(self, layer: int, x: Rows, gates: Rows, name: str, rule: DeltaRule) -> Rows:
+    def delta(self, layer: int, x: Rows, gates: Rows, name: str, of: StateHeads) -> Rows:
+        return self._scan("delta", layer, x, gates, of, [f"{name}_rate", f"{name}_dt"])
+
+    def scan(self, layer: int, x: Rows, steps: Rows, name: str, of: StateHeads) -> Rows:
+        vectors = [f"{name}_{each}" for each in ("rate", "dt", "skip")]
+        return self._scan("scan", layer, x, self.concat([steps, steps]), of, vectors)
+
+    def _scan(
+        self, name: str, layer: int, x: Rows, gates: Rows, of: StateHeads, vectors: Names
+    ) -> Rows:
         shape, records = self._recurrence(layer)
-        vectors = (self._matrices.required(f"{name}_{each}") for each in ("rate", "dt"))
-        sizes = rule.key_heads, rule.value_heads, rule.key_width, rule.value_width
+        sizes = of.key_heads, of.value_heads, of.key_width, of.value_width
         place = shape.place(layer) + shape.tail
-        native = CDelta(*sizes, rule.tiled, 0, place, *map(self.program.packed.keep, vectors))
+        kept = map(self.program.packed.keep, map(self._matrices.required, vectors))
+        native = CStateHeads(*sizes, of.tiled, 0, place, *kept)
         behind = records.part(shape.convolved, shape.record - shape.convolved)
 
         def record(to: Columns) -> None:
-            self.program.delta(native, x.columns(), gates.columns(), behind, to)
+            self.program.scan(name, native, x.columns(), gates.columns(), behind, to)
 
-        return self._like(x, rule.values, record)
+        return self._like(x, of.values, record)
 
     def _recurrence(self, layer: int) -> tuple[StateShape, Columns]:
         # Shape of states, and the records of a layer.
@@ -509,6 +521,7 @@ class CpuOps(Recorder):
     def route(self, x: Rows, name: str, experts: Experts) -> Rows:
         scores = self.linear(x, [name])
         norm = None if experts.used else self._matrices.required(f"{name}_norm")
+        offset = self._matrices.required(f"{name}_offset") if experts.sigmoid else None
 
         def record(to: Columns) -> None:
             self.program.route(
@@ -517,7 +530,10 @@ class CpuOps(Recorder):
                 to,
                 used=experts.used,
                 sum_to_one=experts.sum_to_one,
+                sigmoid=experts.sigmoid,
+                factor=experts.factor,
                 norm=norm,
+                offset=offset,
                 eps=self._eps,
             )
 

@@ -66,10 +66,10 @@ def check_kv_precision(precision: str) -> KvDtype:
 
 
 def _state_shape(config: ModelConfig) -> StateShape | None:
-    rule, taps = config.delta, config.taps
-    widths = (config.hidden_size,) if rule is None else (rule.key_width, rule.value_width)
+    heads, taps = config.state_heads, config.taps
+    widths = (config.hidden_size,) if heads is None else (heads.key_width, heads.value_width)
     if taps > 8 or (taps and any(width % LANES for width in widths)):
-        what = "short convolutions" if rule is None else "delta rules"
+        what = "short convolutions" if heads is None else "states"
         raise ModelError(
             f"{what} of width {' and '.join(map(str, widths))} over {taps} rows do not run here "
             f"(multiples of {LANES}, at most 8 rows): use --runtime torch"

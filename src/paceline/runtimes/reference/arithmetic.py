@@ -64,7 +64,9 @@ def exponential(x: LogitArray) -> LogitArray:
 
 
 def active(x: LogitArray, activation: str) -> LogitArray:
-    """Return SiLU or GELU (by its tanh) of numbers."""
+    """Return SiLU, GELU (by its tanh) or the square of the ReLU of numbers."""
+    if activation == "relu2":
+        return np.square(np.maximum(x, np.float32(0)))
     if activation == "silu":
         return x / (exponential(-x) + 1)
     inner = fma(x * x * x, 0.044715, x)
@@ -134,9 +136,21 @@ def delta_step(
 
     `query` and `key` are `[heads, keys]`, `value` `[heads, values]`, the others `[heads]`.
     """
-    state = state * decay[:, None, None]
-    delta = (value - _by_key(state, key)) * strength[:, None]
-    state = fma(key[:, :, None], delta[:, None], state)
+    known = _by_key(state * decay[:, None, None], key)
+    return scan_step(state, query, key, value - known, strength, decay)
+
+
+def scan_step(
+    state: LogitArray,
+    query: LogitArray,
+    key: LogitArray,
+    value: LogitArray,
+    step: LogitArray,
+    decay: LogitArray,
+) -> tuple[LogitArray, LogitArray]:
+    """Return likewise a state to which a row's values are added as they are, times its step."""
+    change = value * step[:, None]
+    state = fma(key[:, :, None], change[:, None], state * decay[:, None, None])
     return state, _by_key(state, query)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ from paceline.core.types import BoolArray, IntArray, LogitArray
 from paceline.models.ops import (
     KV,
     Activation,
-    DeltaRule,
     Experts,
     Heads,
     Name,
@@ -24,6 +23,7 @@ from paceline.models.ops import (
     Rotary,
     Rows,
     Sight,
+    StateHeads,
 )
 from paceline.runtimes.cpu.matrices import Formats, NetworkFormats
 from paceline.runtimes.reference.arithmetic import (
@@ -38,6 +38,7 @@ from paceline.runtimes.reference.arithmetic import (
     in_order,
     normed,
     product,
+    scan_step,
     sigmoid,
     softplus,
     turns,
@@ -149,8 +150,9 @@ class ReferenceOps:
         return rows if scale == 1.0 else rows * np.float32(scale)
 
     def norm(self, x: Rows, name: str, *, residual: Rows = None, heads: int = 1) -> Rows:
-        parts = x.reshape(*x.shape[:-1], heads, -1)
-        out = normed(parts, self._formats.required(name), self._eps).reshape(x.shape)
+        parts, weights = x.reshape(*x.shape[:-1], heads, -1), self._formats.required(name)
+        own = weights.reshape(-1, parts.shape[-1])  # of all heads, or of each
+        out = normed(parts, own, self._eps).reshape(x.shape)
         return out if residual is None else residual + out
 
     def linear(
@@ -189,6 +191,9 @@ class ReferenceOps:
         number = self._formats.required(by).item() if isinstance(by, str) else by
         return x * np.float32(number)
 
+    def relu2(self, x: Rows) -> Rows:
+        return active(x, "relu2")
+
     def gate(self, x: Rows, by: Rows) -> Rows:
         return x * sigmoid(by)
 
@@ -210,12 +215,16 @@ class ReferenceOps:
             scores, weights = np.maximum(scores, 0), self._formats.required(f"{name}_norm")
             mean = in_order(scores * scores) / experts.count + np.float32(self._eps)
             return scores * (1 / np.sqrt(mean))[:, None] * weights
-        parts = exponential(scores - scores.max(-1, keepdims=True))
-        used = np.argsort(-parts, axis=-1, kind="stable")[:, : experts.used]
-        own = np.take_along_axis(parts, used, axis=-1)
-        out = np.zeros_like(parts)
-        whole = in_order(own if experts.sum_to_one else parts)
-        np.put_along_axis(out, used, own / whole[:, None], axis=-1)
+        if experts.sigmoid:
+            parts = sigmoid(scores)
+            found = parts + self._formats.required(f"{name}_offset").ravel()
+        else:
+            found = parts = exponential(scores - scores.max(-1, keepdims=True))
+        used = np.argsort(-found, axis=-1, kind="stable")[:, : experts.used]
+        own, out = np.take_along_axis(parts, used, axis=-1), np.zeros_like(parts)
+        if experts.sum_to_one or not experts.sigmoid:
+            own = own / in_order(own if experts.sum_to_one else parts)[:, None]
+        np.put_along_axis(out, used, own * np.float32(experts.factor), axis=-1)
         return out
 
     def mix(
@@ -278,34 +287,59 @@ class ReferenceOps:
             past = self._state("tail", layer, before) if parent < 0 else read[parent][1:]
             read.append(np.concatenate([past, row[None]]))
         self._note("tail", layer, [each[1:] for each in read])
-        out = np.zeros_like(x)
+        bias = self._formats.bias(name)
+        out = np.zeros_like(x) if bias is None else np.broadcast_to(bias, x.shape)
         for tap, own in enumerate(np.stack(read, axis=1)):
             out = fma(own, weights[:, tap], out)
         return active(out, "silu") if activated else out
 
-    def delta(self, layer: int, x: Rows, gates: Rows, name: str, rule: DeltaRule) -> Rows:
-        parts = np.split(x, [rule.keys, 2 * rule.keys], axis=1)
+    def delta(self, layer: int, x: Rows, gates: Rows, name: str, of: StateHeads) -> Rows:
+        parts = np.split(x, [of.keys, 2 * of.keys], axis=1)
         q, k, v = (
             part.reshape(len(x), -1, width)
-            for part, width in zip(parts, (rule.key_width,) * 2 + (rule.value_width,), strict=True)
+            for part, width in zip(parts, (of.key_width,) * 2 + (of.value_width,), strict=True)
         )
-        heads = [rule.key_head(each) for each in range(rule.value_heads)]
-        q, k = unit(q)[:, heads] * np.float32(1 / math.sqrt(rule.key_width)), unit(k)[:, heads]
+        heads = [of.key_head(each) for each in range(of.value_heads)]
+        q, k = unit(q)[:, heads] * np.float32(1 / math.sqrt(of.key_width)), unit(k)[:, heads]
         strength, decay = np.split(gates, 2, axis=1)
         rate, dt = (self._formats.required(f"{name}_{each}").ravel() for each in ("rate", "dt"))
         decay = exponential(rate * softplus(decay + dt))
-        rows = zip(q, k, v, sigmoid(strength), decay, strict=True)
+        return self._each(delta_step, layer, of, [q, k, v, sigmoid(strength), decay])
+
+    def scan(self, layer: int, x: Rows, steps: Rows, name: str, of: StateHeads) -> Rows:
+        v, k, q = (
+            part.reshape(len(x), -1, width)
+            for part, width in zip(
+                np.split(x, [of.values, of.values + of.keys], axis=1),
+                (of.value_width, of.key_width, of.key_width),
+                strict=True,
+            )
+        )
+        heads = [of.key_head(each) for each in range(of.value_heads)]
+        rate, dt, skip = (
+            self._formats.required(f"{name}_{each}").ravel() for each in ("rate", "dt", "skip")
+        )
+        steps = softplus(steps + dt)
+        rows = [q[:, heads], k[:, heads], v, steps, exponential(rate * steps)]
+        read = self._each(scan_step, layer, of, rows)
+        return fma(v, skip[:, None], read.reshape(v.shape)).reshape(read.shape)
+
+    def _each(
+        self, step: Callable[..., Any], layer: int, of: StateHeads, parts: Sequence[LogitArray]
+    ) -> Rows:
+        # What rows read of a state that each of them changes, `parts` being what it does so by.
+        count = len(parts[0])
         states: list[LogitArray] = []
-        out = np.empty((len(x), rule.value_heads, rule.value_width), np.float32)
-        empty = np.zeros((rule.value_heads, rule.key_width, rule.value_width), np.float32)
-        for row, (parent, own) in enumerate(zip(self._parents, rows, strict=True)):
+        out = np.empty((count, of.value_heads, of.value_width), np.float32)
+        empty = np.zeros((of.value_heads, of.key_width, of.value_width), np.float32)
+        for row, parent in enumerate(self._parents):
             state = self._state("sum", layer, empty) if parent < 0 else states[parent]
-            state, out[row] = delta_step(state, *own)
+            state, out[row] = step(state, *(each[row] for each in parts))
             states.append(state)
             if 0 < row <= self._root:
                 states[row - 1] = empty  # no row reads it
         self._note("sum", layer, states)
-        return out.reshape(len(x), -1)
+        return out.reshape(count, -1)
 
     def _state(self, kind: str, layer: int, empty: LogitArray) -> LogitArray:
         return self._sights.cache.states.get((kind, layer), empty)

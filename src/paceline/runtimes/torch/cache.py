@@ -83,10 +83,10 @@ class RecurrentRows:
             states: list[Tensor] = []
             for row, parent in enumerate(parents):
                 before = states[parent] if parent >= 0 else cache.states.get(("sum", layer), empty)
-                q, k, v, strength, decay = (each[begin + row] for each in rows)
+                q, k, v, strength, decay = (each[begin + row] for each in rows[:-1])
                 state = before * decay[:, None, None]
-                change = (v - (state * k[:, :, None]).sum(1)) * strength[:, None]
-                state = state + k[:, :, None] * change[:, None]
+                known = (state * k[:, :, None]).sum(1) if rows.delta else 0
+                state = state + k[:, :, None] * ((v - known) * strength[:, None])[:, None]
                 out[begin + row] = (state * q[:, :, None]).sum(1)
                 states.append(state)
                 if 0 < row <= root:
