@@ -46,17 +46,18 @@ def inspect(
 
 def _of_head(head: Any) -> dict[str, Any]:
     config, wiring = head.config, head.wiring
+    shape = f"{config.layers} of width {config.hidden_size}, {config.heads} heads over "
+    shape += f"{config.kv_heads} of {config.head_dim}"
     return {
         "kind": f"published {wiring.kind} head",
         "layout": head.layout,
         "size": f"{head.bytes / 2**20:.1f} MiB",
         "made_for": head.made_for or "not said",
-        "layers": f"{config.layers} of width {config.hidden_size}, {config.heads} heads over "
-        f"{config.kv_heads} of {config.head_dim}",
+        **({"layers": shape} if config.layers else {}),
         "vocabulary": f"drafts {head.draft_vocabulary} of {config.vocab_size} tokens",
         "own": [each for each in ("embed", "head") if each in head.names] or "nothing",
         "reads": f"states of width {wiring.width} at boundaries "
-        f"{_text(wiring.boundaries) if wiring.boundaries else '2, the middle, and 3 from the end'}",
+        f"{_at(wiring.boundaries) if wiring.boundaries else '2, the middle, and 3 from the end'}",
         **wiring.said(),
         "in_doubt": list(wiring.doubts) or "nothing",
     }
@@ -68,7 +69,7 @@ def _tried(head: Any, model: str, tokens: int) -> list[str]:
 
     found, name = foreseen(load_model(model=model), head, tokens), head.wiring.drafter
     return [
-        f"{name}{':' * bool(each.options)}{each.options}, boundaries {_text(each.boundaries)}: "
+        f"{name}{':' * bool(each.options)}{each.options}, boundaries {_at(each.boundaries)}: "
         f"foresees {each.tokens:.2f} of {each.most} tokens"
         for each in found
     ]
@@ -114,6 +115,12 @@ def _of_model(path: str) -> dict[str, Any]:
         "published_heads": f"read states of width {config.hidden_size}, and know "
         f"{config.vocab_size} tokens",
     }
+
+
+def _at(boundaries: Any) -> str:
+    from paceline.models.config import FINAL
+
+    return ", ".join("the end (normed)" if each == FINAL else str(each) for each in boundaries)
 
 
 def _text(value: Any) -> str:

@@ -43,8 +43,9 @@ def from_hub(
             if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
                 return path
             listed = _files(hub, model)
-        if drafter and "pytorch_model.bin" in listed:
-            return Path(hub.hf_hub_download(model, "pytorch_model.bin")).parent
+        pickled = {"pytorch_model.bin", "medusa_lm_head.pt"}.intersection(listed)
+        if drafter and pickled:
+            return Path(hub.hf_hub_download(model, min(pickled))).parent
         ggufs = first_parts(sorted(each for each in listed if each.lower().endswith(".gguf")))
         name = _pick(ggufs, quant)
         if name is None and quant is None:

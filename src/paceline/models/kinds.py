@@ -126,7 +126,7 @@ def drafter_kind(config: Mapping[str, Any]) -> str | None:
         config.get("spd_type"),
         *(named if isinstance(named, list) else ()),
     ]
-    keys = ("draft_vocab_size", "dflash_config", "pard2_target_layers")
+    keys = ("draft_vocab_size", "dflash_config", "pard2_target_layers", "medusa_num_heads")
     said = " ".join(map(str, [*words, *(key for key in keys if key in config)]))
     return next((kind for pattern, kind in _DRAFTERS if re.search(pattern, said)), None)
 

@@ -7,7 +7,7 @@ same rows for each, which pass through none.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -72,14 +72,17 @@ class DFlash(Network):
         ends: Shapes = {"fc": (width, self.read), "hidden_norm": (width,), "norm": (width,)}
         return with_biases(ends | family_shapes(self.config, width), self.present)
 
-    def root(self) -> LogitArray:
-        """Return parameter "root"."""
-        first = np.arange(self.rows)[:, None] == 0
-        return np.repeat(first, self.config.hidden_size, axis=1).astype(np.float32)
+    @property
+    def mask(self) -> int:
+        return self.block.mask
 
-    def masks(self, mask: LogitArray) -> LogitArray:
-        """Return parameter "masks" for the embedding of a mask, float32 `[1, width]`."""
-        return np.where(self.root() == 1, np.float32(0), mask)
+    def constants(
+        self, mask: LogitArray, read: Callable[[str], LogitArray]
+    ) -> dict[str, LogitArray]:
+        """Return "root" and "masks", of the embedding of a mask, float32 `[1, width]`."""
+        root = np.zeros((self.rows, self.config.hidden_size), np.float32)
+        root[0] = 1
+        return {"root": root, "masks": (1 - root) * mask}
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         fused = ops.norm(ops.linear(features * ops.weight("scale"), ["fc"]), "hidden_norm")

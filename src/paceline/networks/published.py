@@ -1,4 +1,4 @@
-"""Drafters that others publish (EAGLE-3, DFlash, DSpark), in the layouts of those who train them.
+"""Drafters that others publish, in the layouts of those who train them.
 
 A head reads the target's hidden states at some boundaries, and may have a width, rotary positions,
 an embedding and a LM head of its own. Boundary b is the state that enters layer b; that of as many
@@ -35,11 +35,20 @@ from paceline.models.weights import Weights
 from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import before, decoder_layer, family_shapes, with_biases
 from paceline.networks.dflash import DFlash, DSpark, MaskedBlock
+from paceline.networks.last_state import PublishedEagle, PublishedMedusa
 from paceline.networks.pickled import PickledTensors
 from paceline.networks.weights import Trained, as_stored
 
-KINDS = ("EAGLE-3", "DFlash", "DSpark")  # those that are read
-PUBLISHED = ("eagle3", "dflash", "dspark")  # the drafters that run them
+# Those that are read, and the drafters that run them.
+DRAFTERS = {
+    "EAGLE-3": "eagle3",
+    "P-EAGLE": "eagle3",
+    "DFlash": "dflash",
+    "DSpark": "dspark",
+    "EAGLE-1": "eagle",
+    "Medusa": "medusa",
+}
+ALONE = ("dflash", "dspark")  # those of them for which nothing is trained here
 _STEPS = 7  # of a draft at most, where the config names none
 
 # Tensors outside the layers in safetensors and pickles, and in GGUF files. Of the first layer
@@ -51,6 +60,21 @@ _HF_ENDS |= {
     "markov_out": "markov_head.markov_w2",
     "markov_gate": "markov_head.gate_proj",
 }
+# Files of weights in a directory, the first that is there.
+_FILES = (
+    "model.safetensors",
+    "medusa_lm_head.safetensors",
+    "pytorch_model.bin",
+    "medusa_lm_head.pt",
+)
+# Names of Medusa's heads, as FasterDecoding and vLLM have them.
+_MEDUSA = (
+    (r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.\2."),
+    (r"^(\d+)\.\d+\.weight$", r"heads.\1.weight"),
+    (r"^blocks\.(\d+)\.layers\.(\d+)\.", r"blocks.\1.\2."),
+    (r"^lm_heads\.(\d+)\.weight$", r"heads.\1.weight"),
+    (r"^lm_head\.weight$", "head.weight"),
+)
 _GGUF_ENDS = {"fc": "fc", "norm": "output_norm", "head": "output", "embed": "token_embd"}
 _HIDDEN_NORMS = ("attn_norm_2", "hidden_norm")
 # What a checkpoint may hold that says nothing of a draft, or that is computed.
@@ -91,12 +115,12 @@ class Wiring(ABC):
     @property
     @abstractmethod
     def kind(self) -> str:
-        """What its publishers call it, of `KINDS`."""
+        """What its publishers call it, of `DRAFTERS`."""
 
     @property
     def drafter(self) -> str:
         """The drafter that runs it."""
-        return PUBLISHED[KINDS.index(self.kind)]
+        return DRAFTERS[self.kind]
 
     @abstractmethod
     def network(
@@ -119,30 +143,37 @@ class Wiring(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadWiring(Wiring):
-    """That of EAGLE-3 heads.
+    """That of EAGLE-3 and P-EAGLE heads.
 
     Attributes:
+        slots: tokens that are foretold in one pass; 0 for one (EAGLE-3).
+        mask: id that stands for those behind the root, where there are slots.
         norms: RMS norms before `fc`: over all it reads ("whole"), over each part, or none.
         norm_before_residual: the stream of the first layer begins after its norm.
         norm_output: what goes on to the next step is normed.
     """
 
+    slots: int = 0
+    mask: int = 0
     norms: str = ""
     norm_before_residual: bool = False
     norm_output: bool = False
 
     @property
     def kind(self) -> str:
-        return KINDS[0]
+        return "P-EAGLE" if self.slots else "EAGLE-3"
 
     def network(
         self, config: ModelConfig, read: int, present: frozenset[str], steps: int, drafted: int
     ) -> Network:
-        return PublishedEagle3(config, self, read // self.width, present, steps)
+        kind = PublishedPEagle if self.slots else PublishedEagle3
+        return kind(config, self, read // self.width, present, self.slots or steps)
 
     def said(self) -> dict[str, Any]:
         norms = {"whole": "all states as one", "parts": "each state"}.get(self.norms, "nothing")
+        block = f"{self.slots} in one pass, mask {self.mask}" if self.slots else "one in a pass"
         return {
+            "foretells": block,
             "norms_before_fc": norms,
             "norm_before_residual": self.norm_before_residual,
             "norm_output": self.norm_output,
@@ -157,7 +188,7 @@ class BlockWiring(Wiring):
 
     @property
     def kind(self) -> str:
-        return KINDS[2 if self.block.rank else 1]
+        return "DSpark" if self.block.rank else "DFlash"
 
     def network(
         self, config: ModelConfig, read: int, present: frozenset[str], steps: int, drafted: int
@@ -175,6 +206,30 @@ class BlockWiring(Wiring):
             "causal_layers": sorted(block.causal) or "none",
             "token_before": table if block.rank else "not read",
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateWiring(Wiring):
+    """That of heads that read the last hidden state; `heads` of Medusa, each of so many blocks."""
+
+    boundaries: tuple[int, ...] = (FINAL,)
+    heads: int = 0
+    blocks: int = 0
+
+    @property
+    def kind(self) -> str:
+        return "Medusa" if self.heads else "EAGLE-1"
+
+    def network(
+        self, config: ModelConfig, read: int, present: frozenset[str], steps: int, drafted: int
+    ) -> Network:
+        if self.heads:
+            return PublishedMedusa(config, self.heads, self.blocks, "heads.0" in present)
+        return PublishedEagle(config, present, steps)
+
+    def said(self) -> dict[str, Any]:
+        many = {"foretells": f"{self.heads} in one pass", "blocks_of_a_head": self.blocks}
+        return many if self.heads else {"foretells": "one in a pass"}
 
 
 class PublishedEagle3(Network):
@@ -210,23 +265,25 @@ class PublishedEagle3(Network):
         return with_biases(out, self.present)
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
+        return self._layers(ops, self._fused(ops, features), ops.embed(tokens), "last")
+
+    def _fused(self, ops: Ops, features: Rows) -> Rows:
         if self.wiring.norms == "whole":
             features = ops.norm(features, "input_norm")
         elif self.wiring.norms:
             each = ops.split(features, (self.wiring.width,) * self.parts)
             features = ops.concat([ops.norm(x, f"fc_norm.{i}") for i, x in enumerate(each)])
-        fused = ops.linear(features * ops.weight("scale"), ["fc"])
-        return self._layers(ops, fused, tokens, "last")
+        return ops.linear(features * ops.weight("scale"), ["fc"])
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state, norm=None if self.wiring.norm_output else "norm")
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        return self._layers(ops, state, tokens, "draft")
+        return self._layers(ops, state, ops.embed(tokens), "draft")
 
-    def _layers(self, ops: Ops, x: Rows, tokens: Rows, sees: Sight) -> Rows:
+    def _layers(self, ops: Ops, x: Rows, embedded: Rows, sees: Sight) -> Rows:
         normed = ops.norm(x, "layers.0.hidden_norm")
-        read = ops.concat([ops.norm(ops.embed(tokens), "layers.0.attention_norm"), normed])
+        read = ops.concat([ops.norm(embedded, "layers.0.attention_norm"), normed])
         x = normed if self.wiring.norm_before_residual else x
         for index in range(self.config.layers):
             here = sees if index + 1 == self.config.layers else before(sees)
@@ -235,6 +292,56 @@ class PublishedEagle3(Network):
                 names = names._replace(norm=None)
             x = decoder_layer(ops, self.config, names, x, here, index, read=None if index else read)
         return ops.norm(x, "norm") if self.wiring.norm_output else x
+
+
+class PublishedPEagle(PublishedEagle3):
+    """Draft `width` tokens in one pass (P-EAGLE): behind the root stand masks, which see it.
+
+    Parameters "masks" and "mask_features" are embeddings and features of these, all alike,
+    `[masks, ...]`; "no_root" and "no_features" are zeros, which take away those of the root.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        wiring: HeadWiring,
+        parts: int,
+        present: frozenset[str],
+        slots: int,
+    ) -> None:
+        super().__init__(config, wiring, parts, present, 1)
+        self.width = slots
+
+    @property
+    def rows(self) -> int:
+        return self.width - 1
+
+    def shapes(self) -> Shapes:
+        return super().shapes() | {"mask_hidden": (1, 1, self.feature_width)}
+
+    @property
+    def mask(self) -> int:
+        return self.wiring.mask
+
+    def constants(
+        self, mask: LogitArray, read: Callable[[str], LogitArray]
+    ) -> dict[str, LogitArray]:
+        """Return parameters that no file holds, of a mask's embedding `[1, width]` and tensors."""
+        features = read("mask_hidden").reshape(1, -1)
+        return {
+            "no_root": np.zeros_like(mask[0]),
+            "no_features": np.zeros_like(features[0]),
+            "masks": np.tile(mask, (self.rows, 1)),
+            "mask_features": np.tile(features, (self.rows, 1)),
+        }
+
+    def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
+        first = super().start(ops, features, tokens)
+        last, root = ops.last(features), ops.last(ops.embed(tokens))
+        read = last * ops.weight("no_features") + ops.weight("mask_features")
+        embedded = root * ops.weight("no_root") + ops.weight("masks")
+        others = self._layers(ops, self._fused(ops, read), embedded, "draft")
+        return ops.slots(ops.concat([first, ops.slots(others, 1)]), self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,8 +457,9 @@ class PublishedHead:
         read: dict[str, Callable[[], LogitArray]] = {
             name: self._reader(name) for name in network.shapes()
         }
-        scale = self._scale(read["fc"]())
-        read |= {"scale": lambda: scale, "fc": lambda: self._fc(scale)}
+        if "fc" in read:
+            scale = self._scale(read["fc"]())
+            read |= {"scale": lambda: scale, "fc": lambda: self._fc(scale)}
         near = np.arange(config.vocab_size)
         if "embed" in self.names and not self._is(
             "embed", weights, near, self._read("embed"), 0.08
@@ -361,11 +469,11 @@ class PublishedHead:
             "head", weights, ids, self._read("head")[order], 0
         ):
             read["head"] = lambda: np.ascontiguousarray(self._read("head")[order])
-        if isinstance(network, DFlash):
-            place = near[network.block.mask][None]
-            own_table = "embed" in read
+        if isinstance(network, DFlash | PublishedPEagle):
+            place, own_table = near[network.mask][None], "embed" in read
             mask = self._read("embed")[place] if own_table else _rows(weights, "embed", place)
-            read |= {"root": network.root, "masks": partial(network.masks, mask)}
+            for name, made in network.constants(mask, self._read).items():
+                read[name] = partial(np.asarray, made)
         return Trained(network, LazyTensors(read), ids, {"model": model, "published": self.layout})
 
     def _other(self, why: str) -> InvalidOption:
@@ -493,14 +601,45 @@ def open_head(path: Path) -> PublishedHead | None:
         return _in_gguf(path)
     folder = path if path.is_dir() else path.parent
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    if not _reads(path, config):
+    kind = kinds.drafter_kind(config)
+    _check_kind(path, kind)
+    try:
+        tensors, names, metadata = _opened(path)
+    except ModelError:
+        if kind is None:
+            return None
+        raise
+    kind = kind or _kind_of(names)
+    if kind is None:
         return None
-    pickled = path if path.is_file() else path / "pytorch_model.bin"
-    if pickled.suffix == ".bin" and not (path.is_dir() and any(path.glob("*.safetensors"))):
-        tensors = PickledTensors(pickled)
-        return _in_directory(path, config, tensors, tensors.names(), {})
+    if kind == "Medusa":
+        return _medusa(path, config, tensors, names)
+    return _in_directory(path, config, kind, tensors, names, metadata)
+
+
+def _opened(path: Path) -> tuple[_Tensors, list[str], Mapping[str, str]]:
+    # The tensors of a file or directory, their names, and what the file says beside.
+    if path.is_dir() and not (path / "model.safetensors.index.json").is_file():
+        there = (path / name for name in _FILES)
+        path = next((each for each in there if each.is_file()), path)
+    if path.is_file() and path.suffix != ".safetensors":
+        pickled = PickledTensors(path)
+        return pickled, pickled.names(), {}
     files = SafetensorsFiles(path)
-    return _in_directory(path, config, files, list(files.index()), files.metadata)
+    return files, list(files.index()), files.metadata
+
+
+def _kind_of(names: Sequence[str]) -> str | None:
+    # Of a drafter whose config is that of a plain model, or says nothing.
+    found = set(names)
+    if any(re.fullmatch(r"(medusa_head\.)?0\.0\.linear\.weight", each) for each in names):
+        return "Medusa"
+    if "fc.weight" not in found:
+        return None
+    if "midlayer.hidden_norm.weight" in found:
+        return "EAGLE-3"
+    alone = "layers.0.self_attn.q_proj.weight" in found and "norm.weight" not in found
+    return "EAGLE-1" if alone else None
 
 
 def published_head(named: str) -> PublishedHead | None:
@@ -514,14 +653,12 @@ def published_head(named: str) -> PublishedHead | None:
     return open_head(path) if path.exists() else None
 
 
-def _reads(path: Path, config: Mapping[str, Any]) -> bool:
-    kind = kinds.drafter_kind(config)
-    if kind not in (None, *KINDS):
+def _check_kind(path: Path, kind: str | None) -> None:
+    if kind not in (None, *DRAFTERS):
         raise InvalidOption(
             f"{path} is a published drafter of kind {kind}, which is not read: give one of kind "
-            f"{', '.join(KINDS)}, or a draft model"
+            f"{', '.join(DRAFTERS)}, or a draft model"
         )
-    return kind is not None
 
 
 # An entry of a config, wherever it stands there, or else a default.
@@ -531,12 +668,13 @@ Said: TypeAlias = Callable[..., Any]
 def _in_directory(
     path: Path,
     config: Mapping[str, Any],
+    kind: str,
     tensors: _Tensors,
     found: Sequence[str],
     metadata: Mapping[str, str],
 ) -> PublishedHead:
-    names, kind = dict(_named(found)), kinds.drafter_kind(config)
-    layer = config.get("transformer_layer_config") or config
+    names = dict(_named(found))
+    layer = config.get("transformer_layer_config") or config.get("model") or config
     places = [config, *(config.get(each) or {} for each in ("eagle_config", "dflash_config"))]
 
     def said(name: str, default: Any = None) -> Any:
@@ -561,12 +699,19 @@ def _in_directory(
         inputs = tensors.shape(names["fc"])[1]
         layout: str
         wiring: Wiring
-        if kind == KINDS[0]:
-            layout, wiring = _head_wiring(said, layer is not config, names, inputs)
-        else:
-            layout, wiring = _block_wiring(path, said, layer is not config, own, inputs)
         proposals = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
         steps = int(proposals[0].get("speculative_tokens") or said("ttt_length") or _STEPS)
+        if kind == "EAGLE-1":
+            layout, wiring = "SafeAILab", StateWiring(width=inputs // 2)
+        elif kind in ("EAGLE-3", "P-EAGLE"):
+            layout, wiring = _head_wiring(said, layer is not config, names, inputs)
+            if kind == "P-EAGLE":
+                mask = int(said("mask_token_id", -1))
+                if not 0 <= mask < own.vocab_size or steps < 2:
+                    raise ValueError(f"{steps} slots with mask {mask} of {own.vocab_size} tokens")
+                wiring = replace(wiring, slots=steps, mask=mask)
+        else:
+            layout, wiring = _block_wiring(path, said, layer is not config, own, inputs)
         verifier = (config.get("speculators_config") or {}).get("verifier") or {}
         return PublishedHead(
             path,
@@ -583,6 +728,43 @@ def _in_directory(
         raise InvalidOption(
             f"{path} is no whole {kind} head (config.json: {error}): download it again"
         ) from error
+
+
+def _medusa(
+    path: Path, config: Mapping[str, Any], tensors: _Tensors, found: Sequence[str]
+) -> PublishedHead:
+    names = {}
+    for name in found:
+        plain = name.removeprefix("medusa_head.")
+        for form, ours in _MEDUSA:
+            plain = re.sub(form, ours, plain)
+        names[plain.removesuffix(".weight")] = name
+    blocks = [each.split(".") for each in names if re.fullmatch(r"blocks\.\d+\.\d+", each)]
+    if not blocks:
+        raise InvalidOption(
+            f"{path} is no whole Medusa head (no residual block): download it again"
+        )
+    (width, *_), tables = tensors.shape(names["blocks.0.0"]), ("heads.0", "head")
+    known = next((tensors.shape(names[each])[0] for each in tables if each in names), 0)
+    own = ModelConfig(
+        family="llama",
+        vocab_size=int(config.get("vocab_size") or known),
+        hidden_size=width,
+        layers=0,
+        heads=1,
+        kv_heads=1,
+        head_dim=2,
+        ffn_size=0,
+        rope_base=1e4,
+        norm_eps=1e-6,
+        max_context=0,
+        tied_embeddings=False,
+    )
+    heads, deep = (1 + max(int(each[place]) for each in blocks) for place in (1, 2))
+    wiring = StateWiring(width=width, heads=heads, blocks=deep)
+    layout = "vLLM" if found and any(".layers." in each for each in found) else "FasterDecoding"
+    made_for = str(config.get("base_model_name_or_path") or "")
+    return PublishedHead(path, layout, own, wiring, 1, made_for, {}, tensors, names)
 
 
 def _head_wiring(
@@ -671,9 +853,11 @@ def _named(found: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _in_gguf(path: Path) -> PublishedHead | None:
     file = GGUFFile(path)
     said = {"general.architecture": file.metadata.get("general.architecture")}
-    if not _reads(path, said):
+    kind = kinds.drafter_kind(said)
+    _check_kind(path, kind)
+    if kind is None:
         return None
-    if (kind := kinds.drafter_kind(said)) != KINDS[0]:
+    if kind != "EAGLE-3":
         raise InvalidOption(
             f"{path} is a {kind} drafter as GGUF, which is not read: give its directory of "
             "safetensors"

@@ -33,7 +33,7 @@ from paceline.methods.networks.kangaroo import Kangaroo
 from paceline.methods.networks.s2d import S2D
 from paceline.networks.base import Network, describe, drafter_config
 from paceline.networks.catalogue import build, find, names
-from paceline.networks.published import PUBLISHED
+from paceline.networks.published import ALONE
 from paceline.networks.runner import Chain, ContextUpdate
 from paceline.networks.weights import Trained, load_network, save_network
 from paceline.policy.acceptance import PlattScaling
@@ -52,7 +52,7 @@ DRAFTERS: dict[str, type[TrainedDrafter]] = {
     method.name: method.load()
     for method in registry.methods()
     if method.kind == "drafter" and issubclass(method.load(), TrainedDrafter)
-    if method.name not in ("mtp", *PUBLISHED[1:])  # tests/networks has those that files bring
+    if method.name not in ("mtp", *ALONE)  # tests/networks has those that files bring
 }
 # Networks that lead into the target's own further layers, or become a model, have tests elsewhere.
 ALONE = [name for name in names() if name not in (Imitation.name, S2D.name, HiddenTransfer.name)]

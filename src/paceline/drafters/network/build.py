@@ -22,7 +22,7 @@ from paceline.drafters.network.trees import TreeDrafts
 from paceline.drafters.network.weights import digest_of, fitting, shipped
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.networks.mtp import Mtp, own_head
-from paceline.networks.published import PUBLISHED, PublishedHead, WiringChanges, open_head
+from paceline.networks.published import ALONE, DRAFTERS, PublishedHead, WiringChanges, open_head
 from paceline.networks.runner import NetworkTarget, Runner
 from paceline.networks.weights import Trained
 
@@ -167,13 +167,13 @@ def _published(context: DrafterContext, name: str, given: str | None) -> Publish
     if given:
         found = open_head(Path(given).expanduser())
     else:
-        found = context.resources.published if name in PUBLISHED else None
+        found = context.resources.published if name in DRAFTERS.values() else None
         context.resources.drafted |= found is not None
     if found is not None and name != found.wiring.drafter:
         raise InvalidOption(
             f"{found.path} is a {found.wiring.kind} drafter: use --drafter {found.wiring.drafter}"
         )
-    if found is None and name in PUBLISHED[1:]:
+    if found is None and name in ALONE:
         raise InvalidOption(
             f"drafter '{name}' needs a published drafter: name one with --draft-model, or with "
             f"{name}:weights=PATH"

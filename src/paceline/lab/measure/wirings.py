@@ -77,6 +77,8 @@ def _tries(head: PublishedHead, layers: int) -> Iterator[tuple[str, PublishedHea
         changed.append((f"norm_output={normed}", WiringChanges(norm_output=normed)))
     for options, changes in changed:
         wired = head.changed(changes, layers)
+        if options and wired.wiring == head.changed(WiringChanges(), layers).wiring:
+            continue  # the last state is counted from no end
         if all(each == FINAL or 0 <= each <= layers for each in wired.boundaries(layers)):
             yield options, wired
 
