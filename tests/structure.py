@@ -55,7 +55,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 68_867,
+    "lines": 68_872,
     "lines of methods": 11_407,
     "modules": 423,
     "docstrings": 0.14,

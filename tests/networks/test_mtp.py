@@ -11,7 +11,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tests.models.test_families import write
-from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
+from transformers.models.qwen3_5 import modeling_qwen3_5 as dense
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as mixed
 
 from paceline.errors import ModelError
 from paceline.models.gguf import GGUFFile
@@ -39,20 +40,26 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 128,
     "initializer_range": 0.3,
     "attn_implementation": "eager",
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+    "experts_implementation": "eager",
 }
 
 
 class Judge:
     """The equations of the head over modules of transformers."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         torch.manual_seed(3)
-        config = transformers.AutoConfig.for_model("qwen3_5_text", **SIZES)
+        config = transformers.AutoConfig.for_model(kind, **SIZES)
         self.model = transformers.AutoModelForCausalLM.from_config(config).eval()
-        self.layer = theirs.Qwen3_5DecoderLayer(config, 3).eval()
+        layer = mixed.Qwen3_5MoeDecoderLayer if "moe" in kind else dense.Qwen3_5DecoderLayer
+        self.layer = layer(config, 3).eval()
         self.fc = torch.nn.Linear(128, 64, bias=False)
         self.norms = {
-            name: theirs.Qwen3_5RMSNorm(64)
+            name: dense.Qwen3_5RMSNorm(64)
             for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
         }
         with torch.no_grad():
@@ -96,9 +103,9 @@ class Judge:
         return out
 
 
-@pytest.fixture(scope="module")
-def judge() -> Judge:
-    return Judge()
+@pytest.fixture(scope="module", params=["qwen3_5_text", "qwen3_5_moe_text"])
+def judge(request: pytest.FixtureRequest) -> Judge:
+    return Judge(request.param)
 
 
 @pytest.fixture(scope="module")

@@ -43,9 +43,14 @@ class Mtp(Network):
             **dict.fromkeys("kv", (narrow, width)),
             "o": (width, wide),
             **dict.fromkeys(("q_norm", "k_norm"), (config.head_dim,)),
-            **dict.fromkeys(("gate", "up"), (config.ffn_size, width)),
-            "down": (width, config.ffn_size),
         }
+        blocks = [""]  # feed-forward ones; that which is shared may have another size
+        if config.experts is not None:
+            blocks = ["shared_", *(f"experts.{each}." for each in range(config.experts.count))]
+            parts |= {"router": (config.experts.count, width), "shared_by": (1, width)}
+        for block in blocks:
+            parts |= dict.fromkeys((f"{block}gate", f"{block}up"), (config.ffn_size, width))
+            parts |= {f"{block}down": (width, config.ffn_size)}
         return {self._name(part): shape for part, shape in parts.items()}
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:

@@ -280,7 +280,8 @@ class TorchOps:
         shares = scores.sigmoid() if experts.sigmoid else scores.softmax(-1)
         offset = self._weights.tensor(f"{name}_offset").flatten() if experts.sigmoid else 0
         # Of equal ones the first, which `topk` does not guarantee.
-        order = (shares + offset).argsort(dim=-1, descending=True, stable=True)[:, : experts.used]
+        order = (shares + offset).argsort(dim=-1, descending=True, stable=True)
+        order = order[..., : experts.used]
         found = shares.gather(-1, order)
         found = found / found.sum(-1, keepdim=True) if experts.sum_to_one else found
         found = found * experts.factor
@@ -295,7 +296,8 @@ class TorchOps:
         activation: Activation,
         residual: Tensor | None = None,
     ) -> Tensor:
-        out = torch.zeros_like(x) if residual is None else residual.clone()
+        shape, x, weights = x.shape, x.flatten(0, -2), weights.flatten(0, -2)
+        out = torch.zeros_like(x) if residual is None else residual.flatten(0, -2).clone()
         for each in range(experts.count):
             (rows,) = weights[:, each].nonzero(as_tuple=True)
             if not len(rows) and len(x):  # of no rows all are read: it finds what is missing
@@ -307,7 +309,7 @@ class TorchOps:
                 inner = active(self.linear(at, [f"{part}.up"]), activation)
             made = self.linear(inner, [f"{part}.down"])
             out = out.index_add(0, rows, made * weights[rows, each, None])
-        return out
+        return out.reshape(shape)
 
     def _placed(self, x: Tensor, heads: Heads, norm: Name, places: Tensor) -> Tensor:
         rotary = heads.rotary

@@ -104,7 +104,7 @@ def _gated(ops: Ops, config: ModelConfig, index: int, x: Rows, layer: int, sees:
 
 
 def _drafts(ops: Ops, config: ModelConfig, index: int, x: Rows, sees: Sight) -> Rows:
-    return llama_feed_forward(ops, config, index, _gated(ops, config, index, x, 0, sees))
+    return feed_forward(ops, config, index, _gated(ops, config, index, x, 0, sees))
 
 
 def _delta(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
@@ -216,7 +216,5 @@ QWEN3_5_MOE = replace(
     entries=_moe_entries,
     from_hf=_moe_from_hf,
     from_gguf=_moe_from_gguf,
-    hf_mtp={},
-    mtp=None,
     halves=(_mixer, feed_forward),
 )
