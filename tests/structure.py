@@ -55,9 +55,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 68_872,
+    "lines": 69_299,
     "lines of methods": 11_407,
-    "modules": 423,
+    "modules": 424,
     "docstrings": 0.14,
     "loose": 6,
 }

@@ -428,11 +428,11 @@ class World:
         self.service = service = Service(self.settings)
         service.worker_type = type("Own", (Stepped,), {"world": self})
         service.open(served(self.engine))
-        assert isinstance(service.worker, Stepped)
-        self.worker, self.worker._clock = service.worker, self.loop.time
+        assert isinstance(service.hosting.models[0].worker, Stepped)
+        self.worker, self.worker._clock = service.hosting.models[0].worker, self.loop.time
         for seen, name, sees in (
             (service, "abort", self._aborts),
-            (service.worker, "submit", self._submits),
+            (service.hosting.models[0].worker, "submit", self._submits),
             (service, "leave", self._leaves),
         ):
             setattr(seen, name, self._seen(getattr(seen, name), sees))
@@ -686,14 +686,14 @@ class World:
         gate, decoder, memory = service.gate, engine.decoder, self.target.memory
         check((gate.sequences, gate.tokens) == (0, 0), "the gate holds requests that have left")
         check(all(not each.inside for each in self.clients), "a request was not answered")
-        counts = service.metrics._counts
+        counts = service.hosting.models[0].counts
         seen = sum(each.status == 429 for each in self.clients)
         unseen = sum(each.gone.is_set() for each in self.clients)
         check(seen <= gate.refused <= seen + unseen, "refusals are not counted")
-        times = service.metrics._times["e2e_request_latency_seconds"]
+        times = counts.times["e2e_request_latency_seconds"]
         done, whole = sum(times.counts), self.tally["answered"]
         check(whole <= done <= whole + unseen, "answers are not counted")
-        check(done + counts["requests_not_answered"] <= len(self.clients), "counted twice")
+        check(done + service.metrics._not_answered <= len(self.clients), "counted twice")
         if self.dead:
             return
         check(not core.busy and engine.pending == 0, "the engine goes on")

@@ -230,7 +230,7 @@ def test_a_request_may_bring_a_template_where_that_is_allowed() -> None:
     right = engines.TOKENIZER.encode(judge)
 
     async def asks(client: Client) -> None:
-        served = client.service.asked_for(None)
+        served = client.service.hosting.find(None).model
         assert (
             "--allow-chat-template"
             in (await client.refused(CHATS, body | {"chat_template": source}))["message"]

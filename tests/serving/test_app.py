@@ -331,7 +331,10 @@ def test_offsets_say_where_tokens_begin(text: str, ids: bool) -> None:
             tokens = choice["token_ids"]
             if "echo" not in more:
                 tokens = choice["prompt_token_ids"] + tokens
-            raw = [client.service.asked_for(None).tokenizer.bytes_of(token) for token in tokens]
+            raw = [
+                client.service.hosting.find(None).model.tokenizer.bytes_of(token)
+                for token in tokens
+            ]
             found = choice["logprobs"]["text_offset"]
             assert len(found) == len(tokens)
             wrote = [b"".join(raw[:i]).decode("utf-8", "ignore") for i in range(len(raw))]
@@ -813,7 +816,7 @@ def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
         started.set()
         await work
         assert client.service.idle
-        worker = client.service.worker
+        worker = client.service.hosting.models[0].worker
         assert worker is not None
         while worker.core.busy:
             await asyncio.sleep(0.001)
@@ -953,7 +956,7 @@ async def raw(client: Client, body: Json, leaves: asyncio.Event, whole: bool = T
     async def send(message: Any) -> None:
         sent.append(message)
         if len(sent) == 2:  # the first part of the body: the client reads no more of it
-            while not body.get("reads", True) and client.service.worker.core.busy:  # type: ignore[union-attr]
+            while not body.get("reads", True) and client.service.hosting.models[0].worker.core.busy:  # type: ignore[union-attr]
                 await asyncio.sleep(0.001)
 
     scope = {"type": "http", "method": "POST", "path": TEXTS, "headers": [], "query_string": b""}

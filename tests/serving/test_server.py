@@ -344,7 +344,7 @@ def test_the_life_of_a_server() -> None:
             await asyncio.sleep(0.001)
         answer = await http.post(TEXTS, json=LONG)
         assert answer.json()["choices"][0]["text"] == alone(LONG)
-        worker = service.worker
+        worker = service.hosting.models[0].worker
         assert worker is not None
         worker.core.engine.step = list  # type: ignore[method-assign,assignment]  # without an end
         stream = asyncio.ensure_future(http.post(TEXTS, json=LONG | {"stream": True}))
@@ -364,7 +364,7 @@ def test_an_engine_whose_thread_ends_is_told_to_all() -> None:
     async def act(service: Service, http: httpx.AsyncClient) -> None:
         while service.gate.closed is not None:
             await asyncio.sleep(0.001)
-        core = service.worker.core  # type: ignore[union-attr]  # it is open
+        core = service.hosting.models[0].worker.core  # type: ignore[union-attr]  # it is open
         core.engine.step = list  # type: ignore[method-assign,assignment]  # without an end
         bodies = [LONG, LONG | {"stream": True}]
         asked = [asyncio.ensure_future(http.post(TEXTS, json=body)) for body in bodies]

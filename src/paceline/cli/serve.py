@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,14 +18,27 @@ from paceline.cli import options as o
 from paceline.core.cache import read_text
 from paceline.errors import InvalidOption
 from paceline.models.generation import told
+from paceline.models.pull import DEFAULT_MODEL
+from paceline.models.source import file_bytes
 from paceline.registry.options import Options
-from paceline.serving.settings import Settings
+from paceline.serving.settings import GIB, Settings
 
 if TYPE_CHECKING:
+    from paceline.serving.hosting import Hosted
     from paceline.serving.model import ServedModel
 
 
 _TOML = "give a TOML file"
+_TABLES = "paceline.models"  # the file's tables of models, in the command's context
+_ENGINE = (
+    *o.MODEL[1:],
+    *o.SPECULATION,
+    *o.CANVAS,
+    *o.LIMITS,
+    *o.CHATS,
+    "kv_tokens",
+    "prefix_tokens",
+)
 
 
 def _configured(context: typer.Context, path: Path | None) -> Path | None:
@@ -33,36 +49,73 @@ def _configured(context: typer.Context, path: Path | None) -> Path | None:
         values = tomllib.loads(read_text(path, f"--config {path} cannot be read", _TOML))
     except ValueError as error:
         raise InvalidOption(f"--config {path} cannot be read ({error}): {_TOML}") from error
-    given = {name.replace("-", "_"): value for name, value in values.items()}
-    known = {each.name for each in context.command.params if each.name}
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise InvalidOption(f"{path} sets {unknown[0]}, which is no option: see serve --help")
+    tables = values.pop("models", {})
+    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+        raise InvalidOption(f"{path} sets models, which are tables: write [models.NAME]")
+    known = {each.name: each for each in context.command.params if each.name}
+    given = _by_option(values, set(known), f"{path} sets {{}}")
+    if isinstance(given.get("model"), str):
+        given["model"] = [given["model"]]
     context.default_map = {**(context.default_map or {}), **given}
+    context.meta[_TABLES] = found = {}
+    for name, table in tables.items():
+        own = _by_option(table, {"model", *_ENGINE}, f"{path} sets {{}} of model {name}")
+        found[name] = {
+            key: str(value) if key == "model" else known[key].process_value(context, value)
+            for key, value in own.items()
+        }
     return path
+
+
+def _by_option(values: dict[str, Any], known: set[str], said: str) -> dict[str, Any]:
+    given = {name.replace("-", "_"): value for name, value in values.items()}
+    for unknown in sorted(set(given) - known):
+        raise InvalidOption(f"{said.format(unknown)}, which is no option: see serve --help")
+    return given
+
+
+def _models(asked: Options, given: list[str], tables: dict[str, Any]) -> list[tuple[str, Options]]:
+    # Names, empty where none is given, and options of models. Tables name others, or say more.
+    named: list[tuple[str, str]] = []
+    for text in given:
+        name, sign, model = text.partition("=")
+        named.append((name, model) if sign and not Path(text).expanduser().exists() else ("", text))
+    for name, table in tables.items():
+        if name not in (each for each, _ in named):
+            if "model" not in table:
+                raise InvalidOption(f"[models.{name}] names no model: set model = PATH in it")
+            named.append((name, table["model"]))
+    return [
+        (name, replace(asked, **(tables.get(name, {}) | {"model": model})))
+        for name, model in named or [("", DEFAULT_MODEL)]
+    ]
 
 
 @o.spread_options
 def serve(
     *,
-    asked: Annotated[
-        Options,
-        o.Takes(
-            *o.MODEL, *o.SPECULATION, *o.CANVAS, *o.LIMITS, *o.CHATS, "kv_tokens", "prefix_tokens"
-        ),
-    ],
+    context: typer.Context,
+    asked: Annotated[Options, o.Takes(*_ENGINE)],
     settings: Settings,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="MODEL or NAME=MODEL; several load when they are asked for; repeatable."),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file that sets any of these options by name; flags are stronger.",
+            help="TOML file that sets any of these options by name; flags are stronger. Tables "
+            "[models.NAME] hold a model's own.",
             is_eager=True,
             callback=_configured,
         ),
     ] = None,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI's API has it."""
-    asked.check()
+    """Serve models over HTTP, as OpenAI's API has it."""
+    asked = replace(asked, max_batch=settings.max_batch)
+    models = _models(asked, model or [], context.meta.get(_TABLES, {}))
+    for _, each in models:
+        each.check()
     keys = _keys(settings.api_key_file)
     try:
         from paceline.serving import logs, server
@@ -70,26 +123,61 @@ def serve(
         raise InvalidOption(
             f"the server needs the package {error.name}: pip install 'paceline[serve]'"
         ) from error
-
-    def load() -> ServedModel:
-        from paceline.serving.model import ServedModel
-
-        engine, source = o.load(replace(asked, max_batch=settings.max_batch))
-        if engine.defaults:
-            log = logging.getLogger("paceline.serving")
-            sampling = told(engine.defaults)
-            log.info("where clients say nothing, as the model's files ask: %s", sampling)
-        engine.tokenizer.prompt("warm")  # the template is compiled before the first request
-        names = settings.served_name or [source.name]
-        model = ServedModel(
-            engine, names, source.fingerprint, str(source.path), source.config.pooling
-        )
-        model.compact_json = settings.compact_json
-        model.allow_chat_template = settings.allow_chat_template
-        return model
-
     logs.set_up(settings.log_text)
-    server.serve(settings, keys, load)
+    if len(models) > 1:
+        server.serve(settings, keys, None, _hosted(settings, asked, models))
+        return
+    if settings.memory is not None:
+        raise InvalidOption("--memory is for several models, and there is one: leave it out")
+    [(name, only)] = models
+    names = settings.served_name or ([name] if name else None)
+    server.serve(settings, keys, partial(_load, settings, only, names))
+
+
+def _load(settings: Settings, asked: Options, names: Sequence[str] | None) -> ServedModel:
+    from paceline.serving.model import ServedModel
+
+    engine, source = o.load(asked)
+    if engine.defaults:
+        log = logging.getLogger("paceline.serving")
+        sampling = told(engine.defaults)
+        log.info("where clients say nothing, as the model's files ask: %s", sampling)
+    engine.tokenizer.prompt("warm")  # the template is compiled before the first request
+    path, pooling = str(source.path), source.config.pooling
+    model = ServedModel(engine, names or [source.name], source.fingerprint, path, pooling)
+    model.compact_json = settings.compact_json
+    model.allow_chat_template = settings.allow_chat_template
+    threading.Thread(target=model.warm_up, daemon=True).start()
+    return model
+
+
+def _hosted(
+    settings: Settings, asked: Options, models: Sequence[tuple[str, Options]]
+) -> list[Hosted]:
+    # Several models, which are found now and loaded later.
+    from paceline.registry.loading import find_source
+    from paceline.serving.hosting import Hosted
+
+    for flag, value in (("served-name", settings.served_name), ("adapter", asked.adapter)):
+        if value:
+            raise InvalidOption(
+                f"--{flag} is for one model, and there are several: name them with --model "
+                "NAME=MODEL, and give adapters in tables [models.NAME] of --config"
+            )
+    out: list[Hosted] = []
+    for name, options in models:
+        source = find_source(options)
+        name, size = name or source.name, file_bytes(source.path)
+        if settings.memory is not None and size > settings.memory * GIB:
+            raise InvalidOption(
+                f"--memory {settings.memory:g} is too little for {name}, which has "
+                f"{size / GIB:.2f} GiB: give more, or leave it out"
+            )
+        if any(name.casefold() == each.names[0].casefold() for each in out):
+            raise InvalidOption(f"two models are named {name}: give --model NAME=MODEL")
+        load = partial(_load, settings, options, [name])
+        out.append(Hosted([name], str(source.path), load, size))
+    return out
 
 
 def _keys(path: str | None) -> tuple[str, ...]:

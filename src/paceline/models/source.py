@@ -333,6 +333,12 @@ def without_adapters(source: ModelSource) -> ModelSource:
     return source.base if isinstance(source, AdaptedSource) else source
 
 
+def file_bytes(path: Path) -> int:
+    """Return the bytes of a model's weights on disk, all parts of them."""
+    files = path.glob("*.safetensors") if path.is_dir() else parts_of(path)
+    return sum(each.stat().st_size for each in files)
+
+
 def smaller_sibling(source: ModelSource) -> Path | None:
     """Return the smallest GGUF file beside a model's with its architecture and vocabulary.
 
@@ -344,7 +350,7 @@ def smaller_sibling(source: ModelSource) -> Path | None:
         return None
     files = [each for each in source.path.parent.glob("*.gguf") if len(parts_of(each)) == 1]
     sizes = {path: path.stat().st_size for path in files}
-    most = sum(part.stat().st_size for part in parts_of(source.path)) // 5
+    most = file_bytes(source.path) // 5
     for path in sorted((path for path, size in sizes.items() if size <= most), key=sizes.get):  # type: ignore[arg-type]
         try:
             if source.has_vocabulary_of(GGUFFile(path)):

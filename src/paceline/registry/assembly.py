@@ -110,7 +110,7 @@ class Assembly:
         source = loaded.source
         if named is None and able and agrees and has_own_head(source.config, source.weights()):
             return _DEFAULT_OWN
-        if kind == "greedy" and lacks_own_head(source.config, source.weights()):
+        if able and kind == "greedy" and lacks_own_head(source.config, source.weights()):
             _LOG.info("no MTP head in %s (`nextn` or `mtp` in names of tensors)", source.name)
         shipped = able and agrees and shipped_file("eagle3", without_adapters(source).fingerprint)
         if has_coarser(capabilities) or shipped:

@@ -90,10 +90,7 @@ def load_model(
     rows = facts.pop("rows", None)
     if rows is not None and facts:
         raise InvalidOption(f"denoiser rows say all that {', '.join(facts)} would: leave that out")
-    source = resolve(asked.model, progress=progress, denoiser=facts)
-    if asked.adapter:
-        given = [asked.adapter] if isinstance(asked.adapter, str) else asked.adapter
-        source = AdaptedSource(source, given)
+    source = find_source(asked, progress=progress)
     if layers is not None:
         source = FirstLayers(source, layers)
     name = _runtime_for(asked, source, whole=layers is None, drafts=drafts)
@@ -109,6 +106,18 @@ def load_model(
     if template is not None:
         tokenizer.chat_template, tokenizer.named_templates = template, {}
     return Loaded(source, tokenizer, target, asked.of_runtime)
+
+
+def find_source(asked: Options, *, progress: bool = True) -> ModelSource:
+    """Find the model that options name, with its adapters, and load none of it; errors likewise."""
+    facts = denoiser_options(asked.denoiser)
+    facts.pop("rows", None)
+    source = resolve(asked.model, progress=progress, denoiser=facts)
+    if not asked.adapter:
+        return source
+    return AdaptedSource(
+        source, [asked.adapter] if isinstance(asked.adapter, str) else asked.adapter
+    )
 
 
 def _runtime_for(asked: Options, source: ModelSource, *, whole: bool, drafts: bool) -> str:

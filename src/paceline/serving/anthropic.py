@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from paceline.errors import PromptError
 from paceline.serving.answers.parser import Delta
+from paceline.serving.hosting import Hosted
 from paceline.serving.messages import Notes
 from paceline.serving.model import ServedModel
 from paceline.serving.objects import ItemAnswer
@@ -341,14 +342,14 @@ def error_body(message: str, status: int, request: str = "") -> Json:
     return error | ({"request_id": request} if request else {})
 
 
-def model_entry(model: ServedModel, name: str) -> Json:
+def model_entry(hosted: Hosted, name: str) -> Json:
     """Return a model as Anthropic's list has it."""
-    made = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    made = datetime.fromtimestamp(hosted.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     entry: Json = {"type": "model", "id": name, "display_name": name, "created_at": made}
-    return entry | {"max_input_tokens": model.context}
+    return entry | {"max_input_tokens": None if hosted.model is None else hosted.model.context}
 
 
-def model_list(model: ServedModel) -> Json:
-    names = [model_entry(model, name) for name in model.names]
-    ends = {"first_id": model.names[0], "last_id": model.names[-1]}
+def model_list(hosted: Sequence[Hosted]) -> Json:
+    names = [model_entry(each, name) for each in hosted for name in each.names]
+    ends = {"first_id": names[0]["id"], "last_id": names[-1]["id"]}
     return {"data": names, "has_more": False, **ends}

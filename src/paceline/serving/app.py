@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import re
 import uuid
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,21 +24,22 @@ from starlette.routing import BaseRoute, Route
 
 from paceline.errors import PacelineError
 from paceline.serving import anthropic, http, ollama, openapi
-from paceline.serving.admission import Closed, Gate, Ticket
+from paceline.serving.admission import Gate, Ticket
 from paceline.serving.anthropic import CountRequest, plan_messages
 from paceline.serving.dialects import refusal
 from paceline.serving.files import UPLOAD, Batches, BatchRequest, Files
+from paceline.serving.hosting import Hosted, Hosting
 from paceline.serving.http import Gone, json_response
 from paceline.serving.kept import KeptAnswers, listed
 from paceline.serving.logs import RequestIds
 from paceline.serving.messages import Notes
-from paceline.serving.metrics import Metrics
+from paceline.serving.metrics import Metrics, ModelCounts
 from paceline.serving.model import ServedModel
 from paceline.serving.objects import Answer
 from paceline.serving.plan import guarded, tokenize
 from paceline.serving.protocol import BadRequest, DetokenizeRequest, TokenizeRequest, decode
 from paceline.serving.routes import INFO, ROUTES, Way
-from paceline.serving.settings import Settings
+from paceline.serving.settings import GIB, Settings
 from paceline.serving.worker import ENDED, Delivery, Job, Load, Outbox, ServingCore, Worker
 from paceline.version import __version__
 
@@ -47,64 +49,63 @@ PAGE = Path(__file__).parent / "page" / "index.html"
 
 
 class Service:
-    """The state behind the routes. All but the engine's thread is in one event loop."""
+    """The state behind the routes. All but the engines' threads is in one event loop."""
 
     worker_type = Worker  # a simulation has one without a thread
 
-    def __init__(self, settings: Settings, keys: tuple[str, ...] = ()) -> None:
-        """Without a model at first: every request is refused until `open`."""
+    def __init__(
+        self, settings: Settings, keys: tuple[str, ...] = (), models: Sequence[Hosted] = ()
+    ) -> None:
+        """Every request is refused until `open`, for one model, or `begin`, for several."""
         self.settings = settings
+        room = math.inf if settings.memory is None else settings.memory * GIB
+        self.hosting = Hosting(models, room, self._start)
+        self.kept = KeptAnswers(settings.keep_responses)
         self.gate = Gate(settings.max_batch + settings.max_waiting, settings.max_prompt_tokens)
-        self.metrics = Metrics(self.gate, self._load, settings.vllm_metrics)
-        self.worker: Worker | None = None
-        self._model: ServedModel | None = None
+        self.metrics = Metrics(self.gate, self._loads, settings.vllm_metrics)
         self._left = asyncio.Event()
         self.files = Files(settings.files)
         self.batches = Batches(self, self.files)
         self.app = _application(self, keys)
 
-    def asked_for(self, name: str | None) -> ServedModel:
-        """Return the model, by any of its names or none; Closed while it loads, or BadRequest."""
-        model = self._model
-        if model is None:
-            raise Closed("the model is loading: try again later")
-        model.check_name(name)
-        return model
-
     def open(self, model: ServedModel) -> None:
-        """Take requests for a model from now on. Called in the event loop."""
-        soon = asyncio.get_running_loop().call_soon_threadsafe
-        self._model = model
-        model.kept = KeptAnswers(self.settings.keep_responses)
-        self.worker = self.worker_type(
-            ServingCore(model.engine),
-            lambda deliveries: soon(self._deliver, deliveries),
-            lambda: soon(self._lost),
-        )
-        self.worker.start()
+        """Take requests for the one model from now on. Called in the event loop."""
+        hosted = Hosted(model.names, model.path, lambda: model)
+        self.hosting.add(hosted)
+        self._start(hosted, model)
+        self.begin()
+
+    def begin(self) -> None:
+        """Take requests from now on. Called in the event loop."""
         self.gate.closed = None
         self.batches.open()
+
+    def _start(self, hosted: Hosted, model: ServedModel) -> None:
+        soon = asyncio.get_running_loop().call_soon_threadsafe
+        hosted.model, model.kept = model, self.kept
+        hosted.worker = worker = self.worker_type(
+            ServingCore(model.engine),
+            lambda deliveries: soon(self._deliver, hosted, deliveries),
+            lambda: soon(self._lost, hosted, worker),
+        )
+        worker.start()
 
     def drain(self) -> None:
         """Refuse new requests; those that were accepted go on."""
         self.gate.closed = "the server is shutting down"
         self.batches.close()
 
-    @property
-    def owner(self) -> Worker:
-        """The engine's, for requests: the gate is closed before there is one."""
-        assert self.worker is not None
-        return self.worker
-
-    def spare(self, answer: Answer, place: int, outbox: Outbox) -> None:
+    @staticmethod
+    def spare(worker: Worker, answer: Answer, place: int, outbox: Outbox) -> None:
         """End a choice that says a call again: what follows is not told."""
         if answer.choices[place].repeats:
-            self.owner.end(outbox.jobs[place])
+            worker.end(outbox.jobs[place])
 
     def abort(self, error: PacelineError) -> None:
-        """End all answers with an error."""
-        if self.worker is not None:
-            self.worker.abort(error)
+        """End all answers with an error, and all that wait for a model."""
+        self.hosting.abort(error)
+        for worker in self.hosting.workers:
+            worker.abort(error)
 
     def leave(self, ticket: Ticket) -> None:
         ticket.leave()
@@ -121,21 +122,25 @@ class Service:
             await self._left.wait()
 
     def stop(self) -> None:
-        if self.worker is not None:
-            self.worker.stop()
+        for worker in self.hosting.workers:
+            worker.stop()
 
-    def _lost(self) -> None:
-        self.gate.closed = ENDED
-        self._deliver(self.owner.give_up())
+    def _lost(self, hosted: Hosted, worker: Worker) -> None:
+        if not self.hosting.lose(hosted):
+            self.gate.closed = ENDED
+        self._deliver(hosted, worker.give_up())
 
-    def _load(self) -> Load:
-        return Load() if self.worker is None else self.worker.core.load
+    def _loads(self) -> list[tuple[str, ModelCounts, Load]]:
+        return [
+            (each.names[0], each.counts, Load() if each.worker is None else each.worker.core.load)
+            for each in self.hosting.models
+        ]
 
-    def _deliver(self, deliveries: list[Delivery]) -> None:
+    def _deliver(self, hosted: Hosted, deliveries: list[Delivery]) -> None:
         for job, event, _ in deliveries:
-            self.metrics.saw(event)
-            if not job.outbox.put(job.place, event):
-                self.owner.cancel(job.outbox.jobs)
+            hosted.counts.saw(event)
+            if not job.outbox.put(job.place, event) and hosted.worker is not None:
+                hosted.worker.cancel(job.outbox.jobs)
 
 
 class Exchange:
@@ -149,6 +154,8 @@ class Exchange:
         self.began = perf_counter()
         self.outbox = Outbox()
         self.answer: Answer | None = None
+        self.hosted: Hosted | None = None  # from when the request holds it
+        self.worker: Worker | None = None
         self._later: list[Job] = []  # jobs that wait for others of this request
 
     async def respond(self, way: Way) -> Response:
@@ -161,7 +168,13 @@ class Exchange:
         service, settings, (kind, plan, answer) = self.service, self.service.settings, way
         data = await http.read_body(self.request, settings.max_body, settings.body_timeout)
         body, ignored = await asyncio.to_thread(decode, kind, data, settings.strict)
-        model = service.asked_for(body.model)
+        hosted = service.hosting.find(body.model)
+        # A model that is not loaded may take a while.
+        taking = service.hosting.take(hosted)
+        ready = hosted.model is not None and not hosted.leaving
+        model = await (taking if ready else http.unless_gone(self.request.receive, taking))
+        self.hosted, self.worker = hosted, hosted.worker
+        assert self.worker is not None  # it is held
         self.ticket.hold(getattr(body, "n", None) or 1, 0)  # the rest is known after tokenising
         if template := getattr(body, "chat_template", None):
             model = await asyncio.to_thread(guarded, model.under, template)
@@ -176,7 +189,7 @@ class Exchange:
         self.answer = made = answer(model, planned, body, uuid.uuid4().hex, self.outbox.accepted)
         self.outbox.jobs = planned.jobs(self.outbox)
         jobs = list(self.outbox.jobs)
-        service.owner.submit(jobs[:places])
+        self.worker.submit(jobs[:places])
         self._later = jobs[places:]
         if planned.stream:
             headers |= {"content-type": self.answer.media}
@@ -190,10 +203,14 @@ class Exchange:
         """Give back what the request holds; jobs that have not ended are cancelled."""
         answer, seconds = self.answer, perf_counter() - self.began
         answered = answer is not None and answer.done
-        if not answered:
-            self.service.owner.cancel(self.outbox.jobs)
+        if not answered and self.worker is not None:
+            self.worker.cancel(self.outbox.jobs)
+        counts = None
+        if self.hosted is not None:
+            counts = self.hosted.counts
+            self.service.hosting.give(self.hosted)
         self.service.leave(self.ticket)
-        self.service.metrics.ended(answered, seconds)
+        self.service.metrics.ended(counts, answered, seconds)
         usage = answer.usage() if answer is not None else {}
         _log.info(
             "answered" if answered else "not answered",
@@ -206,16 +223,18 @@ class Exchange:
         )
 
     async def _collect(self, answer: Answer) -> None:
+        assert self.worker is not None
         while not answer.done:
             for place, event in await self.outbox.get(PING_SECONDS):
                 if event.error is not None:
                     raise event.error
                 answer.feed(place, event)
-                self.service.spare(answer, place, self.outbox)
+                self.service.spare(self.worker, answer, place, self.outbox)
                 if event.completion is not None and self._later:
-                    self.service.owner.submit([self._later.pop(0)])
+                    self.worker.submit([self._later.pop(0)])
 
     async def _stream(self, answer: Answer) -> AsyncGenerator[bytes, None]:
+        assert self.worker is not None
         encode, sent = answer.encode, perf_counter()
         if opening := answer.opening():
             yield encode(opening)
@@ -233,7 +252,7 @@ class Exchange:
                     yield encode([*chunks, *answer.failing(failed)]) + answer.end
                     return
                 chunks += await run(answer.chunks, place, event)
-                self.service.spare(answer, place, self.outbox)
+                self.service.spare(self.worker, answer, place, self.outbox)
             late = not events or perf_counter() - sent >= PING_SECONDS
             if late and not chunks:
                 chunks = answer.waiting()
@@ -283,12 +302,28 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
     def asking(kind: type[Any], tell: Callable[[ServedModel, Any, Notes], Any]) -> Handler:
         # A route that answers a body without decoding; what of it is left out is named.
         async def handler(request: Request) -> Response:
-            service.asked_for(None)
+            service.hosting.all()
             data = await http.read_body(request, settings.max_body, settings.body_timeout)
             body, ignored = await asyncio.to_thread(decode, kind, data, settings.strict)
-            model, notes = service.asked_for(getattr(body, "model", None)), Notes()
-            told = await asyncio.to_thread(guarded, tell, model, body, notes)
+            notes = Notes()
+            async with service.hosting.using(body.model) as model:
+                told = await asyncio.to_thread(guarded, tell, model, body, notes)
             return json_response(told, headers=_left(ignored, notes, settings.strict))
+
+        return handler
+
+    async def begin_batch(request: Request) -> Response:
+        service.hosting.all()
+        data = await http.read_body(request, settings.max_body, settings.body_timeout)
+        body, ignored = await asyncio.to_thread(decode, BatchRequest, data, settings.strict)
+        told = await asyncio.to_thread(service.batches.create, body)
+        return json_response(told, headers=_left(ignored, Notes(), settings.strict))
+
+    def about(tell: Callable[[ServedModel], Any]) -> Handler:
+        # A route that tells of the model that its query names.
+        async def handler(request: Request) -> Response:
+            async with service.hosting.using(request.query_params.get("model")) as model:
+                return json_response(tell(model))
 
         return handler
 
@@ -305,22 +340,24 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         return json_response({"status": closed or "ok"}, 503 if closed else 200)
 
     def models(request: Request) -> Any:
-        model = service.asked_for(None)
+        hosted = service.hosting.all()
         if "anthropic-version" in request.headers:
-            return anthropic.model_list(model)
-        return {"object": "list", "data": [_entry(model, name) for name in model.names]}
+            return anthropic.model_list(hosted)
+        return {"object": "list", "data": [_entry(each, n) for each in hosted for n in each.names]}
 
     def one_model(request: Request) -> Any:
         name = request.path_params["name"]
         entry = anthropic.model_entry if "anthropic-version" in request.headers else _entry
-        return entry(service.asked_for(name), name)
+        return entry(service.hosting.find(name), name)
 
     def one_response(request: Request) -> Any:
-        kept, id = service.asked_for(None).kept, request.path_params["id"]
+        service.hosting.all()
+        kept, id = service.kept, request.path_params["id"]
         return kept.drop(id) if request.method == "DELETE" else kept.get(id).response
 
     def its_input(request: Request) -> Any:
-        turn = service.asked_for(None).kept.get(request.path_params["id"])
+        service.hosting.all()
+        turn = service.kept.get(request.path_params["id"])
         return listed(turn.items, request.query_params)
 
     async def upload(request: Request) -> Response:
@@ -351,8 +388,7 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         notes.left += plan.notes.left
         return {"input_tokens": len(plan.prompts[0].tokens)}
 
-    def model_info(request: Request) -> Any:
-        model = service.asked_for(None)
+    def model_info(model: ServedModel) -> Any:
         return {
             "model_path": model.path,
             "served_model_name": model.name,
@@ -363,8 +399,8 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
             "version": __version__,
         }
 
-    def tokenizer_info(request: Request) -> Any:
-        tokenizer = service.asked_for(None).tokenizer
+    def tokenizer_info(model: ServedModel) -> Any:
+        tokenizer = model.tokenizer
         ends = [tokenizer.core.id_to_token(token) for token in tokenizer.eos_token_ids]
         return {
             **{"eos_token": ends[0] if ends else None, "bos_token": None, "pad_token": None},
@@ -401,23 +437,23 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         Route("/v1/files", telling(files, apart=True)),
         Route("/v1/files/{id}", telling(one_file), methods=["GET", "DELETE"]),
         Route("/v1/files/{id}/content", content),
-        post("/v1/batches", asking(BatchRequest, lambda *asked: service.batches.create(asked[1]))),
+        post("/v1/batches", begin_batch),
         Route("/v1/batches", telling(batches, apart=True)),
         Route("/v1/batches/{id}", telling(lambda r: service.batches.get(r.path_params["id"]))),
         post(
             "/v1/batches/{id}/cancel",
             telling(lambda r: service.batches.cancel(r.path_params["id"])),
         ),
-        Route("/api/tags", telling(lambda _: ollama.tags(service.asked_for(None)))),
-        Route("/api/ps", telling(lambda _: ollama.running(service.asked_for(None)))),
+        Route("/api/tags", telling(lambda _: ollama.tags(service.hosting.all()))),
+        Route("/api/ps", telling(lambda _: ollama.running(service.hosting.all()))),
         Route("/api/version", telling(lambda _: {"version": __version__})),
         post("/api/show", asking(ollama.ShowRequest, lambda model, *_: ollama.shown(model))),
         post("/tokenize", asking(TokenizeRequest, tokenized)),
         post("/detokenize", asking(DetokenizeRequest, detokenized)),
         Route("/v1/models", telling(models)),
         Route("/v1/models/{name:path}", telling(one_model)),
-        Route("/tokenizer_info", telling(tokenizer_info)),
-        *(Route(path, telling(model_info)) for path in INFO),
+        Route("/tokenizer_info", about(tokenizer_info)),
+        *(Route(path, about(model_info)) for path in INFO),
         Route("/health", health),
         Route("/metrics", metrics),
         Route("/openapi.json", telling(lambda _: openapi.document())),
@@ -464,14 +500,15 @@ def _page() -> tuple[str, dict[str, str]]:
     return text, headers
 
 
-def _entry(model: ServedModel, name: str) -> dict[str, Any]:
+def _entry(hosted: Hosted, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": model.created,
+        "created": hosted.created,
         "owned_by": "paceline",
-        "root": model.path,
-        "max_model_len": model.context,
+        "root": hosted.path,
+        "max_model_len": None if hosted.model is None else hosted.model.context,
+        "status": {"value": hosted.state} | ({"error": hosted.fault} if hosted.fault else {}),
     }
 
 

@@ -22,7 +22,7 @@ from paceline.core.cache import append, open_lines
 from paceline.core.options import check_text
 from paceline.errors import EngineFailed, InvalidOption, PacelineError
 from paceline.serving.http import described, encoded
-from paceline.serving.model import ServedModel
+from paceline.serving.model import ServedModel, find_name
 from paceline.serving.objects import Answer
 from paceline.serving.plan import Plan, guarded
 from paceline.serving.protocol import BadRequest, decode
@@ -146,7 +146,7 @@ def asked(model: ServedModel, line: Line) -> tuple[Plan, Maker]:
         )
     kind, plan, answer = BATCHED[line.url]
     body, ignored = decode(kind, guarded(json.dumps, line.body).encode())
-    model.check_name(body.model)
+    find_name(body.model, [model.names])
     model = model.under(getattr(body, "chat_template", None))
     if getattr(body, "stream", None):
         raise BadRequest("stream: a file has no streams: leave it out", "stream")

@@ -268,25 +268,31 @@ class Batches:
 
     async def _record(self, line: Line) -> bytes:
         outbox = Outbox()
-        model = self._service.asked_for(None)
+        worker, hosted = None, None
+        name = line.body.get("model") if isinstance(line.body, dict) else None
         try:
+            found = self._service.hosting.find(name)
+            model = await self._service.hosting.take(found)
+            hosted, worker = found, found.worker
             planned, make = await asyncio.to_thread(asked, model, line)
             answer = make(line.id, outbox.accepted)
             outbox.jobs = planned.jobs(outbox)
-            self._service.owner.submit(outbox.jobs)
+            worker.submit(outbox.jobs)
             while not answer.done:
                 for place, event in await outbox.get(60.0):
                     if event.error is not None:
                         raise event.error
                     answer.feed(place, event)
-                    self._service.spare(answer, place, outbox)
+                    self._service.spare(worker, answer, place, outbox)
             return recorded(line, 200, answer.whole(), planned.notes.left)
         except PacelineError as error:
             if isinstance(error, EngineFailed) and self._service.gate.closed is not None:
                 raise  # for good: the next server asks again
             return refused(line, error)
         finally:
-            self._service.owner.cancel(outbox.jobs)
+            if hosted is not None and worker is not None:
+                worker.cancel(outbox.jobs)
+                self._service.hosting.give(hosted)
 
 
 def _opened(path: Path) -> tuple[FileIO, set[str]] | None:

@@ -59,22 +59,6 @@ class ServedModel:
     def name(self) -> str:
         return self.names[0]
 
-    def check_name(self, name: str | None) -> None:
-        """Raise BadRequest if a request for `name` is not for this model.
-
-        Case, a tag "latest", and a provider in front of the name, which some clients add, are read
-        past.
-        """
-        plain = (name or self.name).casefold().removesuffix(":latest")
-        names = {each.casefold() for each in self.names}
-        if plain not in names and plain.removeprefix("openai/") not in names:
-            raise BadRequest(
-                f"model: there is no {plain[:100]!r} here: ask for {self.name!r}",
-                "model",
-                404,
-                "model_not_found",
-            )
-
     def under(self, template: str | None) -> ServedModel:
         """Return the model with a request's chat template, if that gives one; BadRequest names it.
 
@@ -105,6 +89,25 @@ class ServedModel:
     @cached_property
     def tokens(self) -> TokenTexts:
         return TokenTexts(self.tokenizer)
+
+
+def find_name(name: object, models: Sequence[Sequence[str]]) -> int:
+    """Return which model is asked for, by the names of each; without a name it is the only one.
+
+    Case, a tag "latest", and a provider in front of the name, which some clients add, are read
+    past. BadRequest (404) if there is none.
+    """
+    known = " or ".join(repr(names[0]) for names in models)
+    if not isinstance(name, str) or not name:
+        if len(models) == 1:
+            return 0
+        raise BadRequest(f"model: it is missing: ask for {known}", "model")
+    plain = name.casefold().removesuffix(":latest")
+    for i, names in enumerate(models):
+        if {plain, plain.removeprefix("openai/")} & {each.casefold() for each in names}:
+            return i
+    said = f"model: there is no {plain[:100]!r} here: ask for {known}"
+    raise BadRequest(said, "model", 404, "model_not_found")
 
 
 def fingerprint(engine: Engine, weights: str) -> str:

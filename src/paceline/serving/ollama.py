@@ -15,6 +15,7 @@ from paceline.engine.engine import Event
 from paceline.errors import PromptError
 from paceline.serving.embeddings import EmbeddingAnswer, StatesRequest, written
 from paceline.serving.fill import plan_filling
+from paceline.serving.hosting import Hosted
 from paceline.serving.messages import Notes
 from paceline.serving.model import ServedModel
 from paceline.serving.objects import Answer, chat_logprobs
@@ -271,14 +272,28 @@ class EmbedAnswer(EmbeddingAnswer):
         return {"model": model, "embeddings": states, **durations}
 
 
-def tags(model: ServedModel) -> Json:
+def tags(hosted: Sequence[Hosted]) -> Json:
     """Return the list of models, as Ollama has it."""
-    return {"models": [_entry(model, name) for name in model.names]}
+    return {"models": [_listed(each, name) for each in hosted for name in each.names]}
 
 
-def running(model: ServedModel) -> Json:
-    never = {"expires_at": "2318-01-01T00:00:00Z", "size_vram": 0, "context_length": model.context}
-    return {"models": [_entry(model, name) | never for name in model.names]}
+def running(hosted: Sequence[Hosted]) -> Json:
+    """Return the list of models that are loaded, as Ollama has it."""
+    never: Json = {"expires_at": "2318-01-01T00:00:00Z", "size_vram": 0}
+    return {
+        "models": [
+            _listed(each, name) | never | {"context_length": each.model.context}
+            for each in hosted
+            for name in each.names
+            if each.model is not None
+        ]
+    }
+
+
+def _listed(hosted: Hosted, name: str) -> Json:
+    if hosted.model is not None:
+        return _entry(hosted.model, name) | {"size": hosted.size}
+    return {"name": name, "model": name, "size": hosted.size, "digest": "", "details": {}}
 
 
 def shown(model: ServedModel) -> Json:

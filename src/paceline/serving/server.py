@@ -8,9 +8,7 @@ import logging
 import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import uvicorn
@@ -18,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.errors import InvalidOption
 from paceline.serving.app import Service
+from paceline.serving.hosting import Hosted, in_thread
 from paceline.serving.model import ServedModel
 from paceline.serving.settings import Settings
 from paceline.serving.worker import ShutDown
@@ -29,8 +28,15 @@ _UNREAD = 16 * 1024
 _FLUSH_SECONDS = 0.5  # for errors to reach clients when time is up
 
 
-def serve(settings: Settings, keys: tuple[str, ...], load: Callable[[], ServedModel]) -> None:
-    """Serve until a signal ends it. The model loads after the socket is bound.
+def serve(
+    settings: Settings,
+    keys: tuple[str, ...],
+    load: Callable[[], ServedModel] | None,
+    models: Sequence[Hosted] = (),
+) -> None:
+    """Serve until a signal ends it.
+
+    One model loads after the socket is bound; of several `models` each when it is asked for.
 
     Raises:
         InvalidOption: the address cannot be bound.
@@ -42,7 +48,7 @@ def serve(settings: Settings, keys: tuple[str, ...], load: Callable[[], ServedMo
     host, port = listener.getsockname()[:2]
     _log.info("listening on http://%s:%s", f"[{host}]" if ":" in host else host, port)
     try:
-        asyncio.run(run(Service(settings, keys), load, listener))
+        asyncio.run(run(Service(settings, keys, models), load, listener))
     finally:
         listener.close()
 
@@ -66,8 +72,10 @@ def bind(settings: Settings) -> socket.socket:
     return listener
 
 
-async def run(service: Service, load: Callable[[], ServedModel], listener: socket.socket) -> None:
-    """Serve on a bound socket until a signal ends it; raises what loading raises."""
+async def run(
+    service: Service, load: Callable[[], ServedModel] | None, listener: socket.socket
+) -> None:
+    """Serve on a bound socket until a signal ends it; raises what loading the one model raises."""
     timeout = service.settings.body_timeout
 
     class Protocol(Impatient):
@@ -89,15 +97,7 @@ async def run(service: Service, load: Callable[[], ServedModel], listener: socke
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stopping.asked)
 
-    loading: asyncio.Future[ServedModel] = loop.create_future()
-
-    def loaded() -> None:
-        try:
-            told = partial(loading.set_result, load())
-        except BaseException as error:  # raised again below
-            told = partial(loading.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # a signal has ended the loop before
-            loop.call_soon_threadsafe(told)
+    loading = None if load is None else in_thread(load)  # not waited for by a signal
 
     def opened(done: asyncio.Future[ServedModel]) -> None:
         if done.exception() is not None:
@@ -105,16 +105,17 @@ async def run(service: Service, load: Callable[[], ServedModel], listener: socke
         elif not stopping.begun:
             service.open(done.result())
             _log.info("ready")
-            threading.Thread(target=done.result().warm_up, daemon=True).start()
 
-    loading.add_done_callback(opened)
-    # Not waited for: a signal ends the process while it still loads.
-    threading.Thread(target=loaded, daemon=True).start()
+    if loading is None:
+        service.begin()
+        _log.info("ready")
+    else:
+        loading.add_done_callback(opened)
     try:
         await server.serve(sockets=[listener])
     finally:
         service.stop()
-    if loading.done():
+    if loading is not None and loading.done():
         loading.result()
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from paceline.core.options import Allowed, at_least, check_fields
 
+GIB = 1024**3
 _SOME = Allowed(lambda value: value > 0, "more than 0")
 
 
@@ -30,6 +31,11 @@ class Settings:
     cors_origin: Annotated[
         list[str] | None,
         "Origin of web pages that may call the server; repeatable.",
+    ] = None
+    memory: Annotated[
+        float | None,
+        "Most GiB that files of loaded models have; what was used longest ago makes room.",
+        _SOME,
     ] = None
     max_batch: Annotated[int, "Most sequences decoded together.", at_least(1)] = 8
     max_waiting: Annotated[
