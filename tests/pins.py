@@ -193,6 +193,7 @@ SAMPLERS: dict[str, tuple[str, ...]] = {
     "local-leap": ("local-leap",),
     "filter": ("filter",),
     "credit": ("credit>threshold",),
+    "cfg": ("cfg>counts",),
     "prophet": ("prophet>counts",),
     "revise": ("revise>counts",),
     "guided": ("guided",),

@@ -56,8 +56,8 @@ FREE = {"version", "weights", "__main__", "lab"}
 
 BUDGET = {
     "lines": 69_299,
-    "lines of methods": 11_407,
-    "modules": 424,
+    "lines of methods": 11_484,
+    "modules": 425,
     "docstrings": 0.14,
     "loose": 6,
 }

@@ -21,9 +21,10 @@ from paceline.registry import table as registry
 from paceline.registry.samplers import make_sampler
 
 # Wrappers at the setting that changes nothing, and what they are not for.
-OWN = {"guided", "remask", "wedlm"}  # steps of their own
+OWN = {"cfg", "guided", "remask", "wedlm"}  # steps of their own
 ALONE = {"assd", "tidar", "linear-spec", "lexical-units", "freedave", "speculative"}
 REFUSED = {
+    "cfg:scale=0": OWN,
     "credit:alpha=0": OWN,
     "prophet:early=inf,middle=inf,late=inf": OWN,
     "revise:share=0": OWN,

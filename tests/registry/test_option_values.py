@@ -60,7 +60,7 @@ def refused(run: Any, text: str) -> bool:
 
 CANVAS = [each.name for each in registry.methods() if each.kind == "sampler"]
 INSIDE = {"wedlm": ">entropy"}
-WRAPS = ("credit", "prophet", "revise", "remask", "freedave", "speculative")
+WRAPS = ("cfg", "credit", "prophet", "revise", "remask", "freedave", "speculative")
 
 
 @pytest.mark.parametrize("name", CANVAS)

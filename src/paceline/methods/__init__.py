@@ -63,6 +63,7 @@ METHODS: Index = {
         "prophet": "paceline.methods.canvas.prophet:Prophet",
         "revise": "paceline.methods.canvas.revise:Revise",
         "guided": "paceline.methods.canvas.guided:Guided",
+        "cfg": "paceline.methods.canvas.free_guidance:FreeGuidance",
         "genmol": "paceline.methods.canvas.genmol:GenMol",
         "remask": "paceline.methods.canvas.genmol:Remask",
         "wedlm": "paceline.methods.canvas.wedlm:WeDLM",
