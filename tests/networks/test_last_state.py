@@ -65,6 +65,23 @@ def parallel(path: Path, **wiring: Any) -> Head:
     return head
 
 
+@pytest.mark.parametrize("told", ["pard_token", "ptd_token_id"])
+def test_peagle_under_the_name_of_eagle_3(
+    tmp_path: Path, source: DirectorySource, told: str
+) -> None:
+    """The vector of masks tells it, in two dimensions here."""
+    head = parallel(tmp_path / "head")
+    flat = {"mask_hidden": head.tensors["mask_hidden"][0]}
+    path = write(replace(head, tensors=head.tensors | flat), "SafeAILab", tmp_path / "other")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {told: str(MASK), "ttt_length": SLOTS}))
+    assert opened(path).wiring.kind == "P-EAGLE"
+    target = CpuTarget(source.config, source.weights(), precision="fp32")
+    np.testing.assert_array_equal(
+        *(slots(target, each, source) for each in (path, path.parent / "head"))
+    )
+
+
 def masked(head: Head, source: DirectorySource, *, carried: bool = False) -> np.ndarray:
     """Slots behind the root, in which the features of masks (wrong: the output) go on."""
     features = states(source, head.boundaries or (2, 4, 5))[:-1]

@@ -7,6 +7,7 @@ layers as there are comes before the final norm, and `FINAL` is the state after 
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -317,7 +318,7 @@ class PublishedPEagle(PublishedEagle3):
         return self.width - 1
 
     def shapes(self) -> Shapes:
-        return super().shapes() | {"mask_hidden": (1, 1, self.feature_width)}
+        return super().shapes() | {"mask_hidden": (self.feature_width,)}
 
     @property
     def mask(self) -> int:
@@ -499,8 +500,11 @@ class PublishedHead:
                 continue
             if name not in wanted:
                 raise self._damaged(f"tensor {theirs} is unknown")
-            if self.tensors.shape(theirs) != wanted[name]:
-                found = "x".join(map(str, self.tensors.shape(theirs)))
+            shape = self.tensors.shape(theirs)
+            if name == "mask_hidden" and shape:  # of one row, in two dimensions or three
+                shape = shape[-1:] if math.prod(shape) == shape[-1] else shape
+            if shape != wanted[name]:
+                found = "x".join(map(str, shape))
                 should = "x".join(map(str, wanted[name]))
                 raise self._damaged(f"{theirs} is {found} and not {should}")
 
@@ -705,8 +709,9 @@ def _in_directory(
             layout, wiring = "SafeAILab", StateWiring(width=inputs // 2)
         elif kind in ("EAGLE-3", "P-EAGLE"):
             layout, wiring = _head_wiring(said, layer is not config, names, inputs)
-            if kind == "P-EAGLE":
-                mask = int(said("mask_token_id", -1))
+            if kind == "P-EAGLE" or "mask_hidden" in names:  # which others call EAGLE-3
+                ids = (said(each) for each in ("mask_token_id", "pard_token", "ptd_token_id"))
+                mask = int(next((each for each in ids if each is not None), -1))
                 if not 0 <= mask < own.vocab_size or steps < 2:
                     raise ValueError(f"{steps} slots with mask {mask} of {own.vocab_size} tokens")
                 wiring = replace(wiring, slots=steps, mask=mask)
