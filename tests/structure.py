@@ -55,9 +55,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 69_304,
+    "lines": 69_607,
     "lines of methods": 11_484,
-    "modules": 425,
+    "modules": 426,
     "docstrings": 0.14,
     "loose": 6,
 }
@@ -177,6 +177,7 @@ ONE_USER = {
     "core.tree.validate": "what a tree is, for the tests of all that makes one",
     "engine.by_temperature.ControllersByKind": "of decoding, put together by name",
     "engine.by_temperature.DraftersByKind": "of decoding, put together by name",
+    "models.families.gemma4.layer_over": "a layer of the family, which its assistants are made of",
     "models.grammar.constraint_of": "of `generate`, beside what it makes",
     "models.grids.expand": "formats of files, beside those that are read",
     "models.source.FirstLayers": "a source like the others",

@@ -17,7 +17,7 @@ from paceline.core.types import Capabilities
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.source import ModelSource
 from paceline.models.text import Tokenizer
-from paceline.networks.published import PublishedHead, published_head
+from paceline.networks.published import Published, published_head
 from paceline.policy.cost import CAREFUL, COST_FORMAT, QUICK, CostModel, load_or_measure
 from paceline.version import __version__
 
@@ -88,7 +88,7 @@ class Resources:
     drafted: bool = False
 
     @cached_property
-    def published(self) -> PublishedHead | None:
+    def published(self) -> Published | None:
         """The published head that is named in place of a draft model, opened."""
         return None if self.named is None else published_head(self.named)
 

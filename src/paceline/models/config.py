@@ -141,9 +141,9 @@ class ModelConfig:
                 "another: choose a method that drafts tokens"
             )
 
-    def refuse_to_lend(self, network: str) -> None:
-        """Raise InvalidOption if layers differ in shape: no network has heads for all of them."""
-        if self.full_head_dim or self.full_kv_heads:
+    def refuse_to_lend(self, network: str, to: ModelConfig) -> None:
+        """Raise InvalidOption if layers differ in shape, and those of a network do not."""
+        if (self.full_head_dim or self.full_kv_heads) and not to.full_head_dim:
             raise InvalidOption(
                 f"network '{network}' reads keys and values of its target, whose layers differ in "
                 "shape: choose one that reads none"

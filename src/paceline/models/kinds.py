@@ -101,7 +101,7 @@ _DRAFTERS = (
     (r"Eagle3|eagle3|draft_vocab_size", "EAGLE-3"),
     (r"Eagle(Llama|Mistral|Qwen2?|Speculator)|\beagle\b", "EAGLE-1"),
     (r"MTPDraftModel|\bmtp\b", "MTP"),
-    (r"Gemma4\w*Assistant|gemma4[-_]assistant", "Gemma 4 assistant"),
+    (r"Gemma4\w*Assistant|gemma4\w*[-_]assistant", "Gemma 4 assistant"),
     (r"[Mm]edusa", "Medusa"),
     (r"MLPSpeculator|mlp_speculator", "MLP speculator"),
     (r"pard2", "PARD-2"),

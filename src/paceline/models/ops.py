@@ -41,8 +41,9 @@ Activation = Literal["silu", "gelu", "relu2", "clamped"]
 #
 # In a model "context" is what its request says (`core.target.row_mask`). "last" is "context" of
 # which the newest rows alone are read from there on; they see one another both ways. "slots" have
-# no positions and no cache.
-Sight = Literal["context", "last", "draft", "block", "slots"]
+# no positions and no cache. "root" is for keys of a target alone, of which draft rows see all: each
+# stands where the root does, behind them.
+Sight = Literal["context", "last", "draft", "block", "slots", "root"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,18 @@ section 2.2, with one layer for all steps as in Qwen 3.5).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.types import LogitArray
 from paceline.models.config import ModelConfig
 from paceline.models.families import family_of
 from paceline.models.ops import Ops, Rows, Sight
 from paceline.models.weights import Weights
 from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import last_hidden
-from paceline.networks.weights import Trained
+from paceline.networks.weights import LazyTensors, Trained
 
 _STEPS = 4
 
@@ -76,24 +75,6 @@ class Mtp(Network):
         return ops.norm(x, self._name("mtp_norm"))
 
 
-class _Parameters(Mapping[str, LogitArray]):
-    # Tensors of the model's files, read when they are asked for and not kept.
-
-    def __init__(self, weights: Weights, names: Shapes) -> None:
-        self._weights, self._names = weights, names
-
-    def __getitem__(self, name: str) -> LogitArray:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._weights[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
 def has_own_head(config: ModelConfig, weights: Weights) -> bool:
     """Return whether a model's files hold such a head, or the first part of one."""
     return family_of(config).mtp is not None and f"layers.{config.layers}.mtp_fc" in weights
@@ -117,4 +98,5 @@ def own_head(config: ModelConfig, weights: Weights, fingerprint: str) -> Trained
         if name not in weights:
             weights[name]  # raises, and names it
     ids = np.arange(config.vocab_size, dtype=np.int64)
-    return Trained(network, _Parameters(weights, names), ids, {"model": fingerprint})
+    read = {name: partial(weights.__getitem__, name) for name in names}
+    return Trained(network, LazyTensors(read), ids, {"model": fingerprint})

@@ -33,12 +33,13 @@ from paceline.models.safetensors import SafetensorsFiles
 from paceline.models.source import unknown_model
 from paceline.models.tokenizer import read_json
 from paceline.models.weights import Weights
+from paceline.networks import assistant
 from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import before, decoder_layer, family_shapes, with_biases
 from paceline.networks.dflash import DFlash, DSpark, MaskedBlock
 from paceline.networks.last_state import PublishedEagle, PublishedMedusa
 from paceline.networks.pickled import PickledTensors
-from paceline.networks.weights import Trained, as_stored
+from paceline.networks.weights import LazyTensors, Trained, as_stored
 
 # Those that are read, and the drafters that run them.
 DRAFTERS = {
@@ -48,8 +49,13 @@ DRAFTERS = {
     "DSpark": "dspark",
     "EAGLE-1": "eagle",
     "Medusa": "medusa",
+    assistant.KIND: assistant.Assistant.name,
 }
-ALONE = ("dflash", "dspark")  # those of them for which nothing is trained here
+ALONE = (
+    "dflash",
+    "dspark",
+    assistant.Assistant.name,
+)  # those of them for which nothing is trained here
 _STEPS = 7  # of a draft at most, where the config names none
 
 # Tensors outside the layers in safetensors and pickles, and in GGUF files. Of the first layer
@@ -354,25 +360,6 @@ class WiringChanges:
     norm_output: Literal["auto", "true", "false"] = "auto"
 
 
-class LazyTensors(Mapping[str, LogitArray]):
-    """Float32 tensors by name, read when they are asked for and not kept."""
-
-    def __init__(self, read: Mapping[str, Callable[[], LogitArray]]) -> None:
-        self._read = dict(read)
-
-    def __getitem__(self, name: str) -> LogitArray:
-        return self._read[name]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._read)
-
-    def __len__(self) -> int:
-        return len(self._read)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._read
-
-
 @dataclass(frozen=True, slots=True)
 class PublishedHead:
     """A head's files, opened: what it is, and what it asks of a target.
@@ -586,13 +573,17 @@ class PublishedHead:
         return True
 
 
+# A drafter of others, opened.
+Published: TypeAlias = PublishedHead | assistant.PublishedAssistant
+
+
 def _rows(weights: Weights, name: str, ids: IntArray) -> LogitArray:
     # Of the target's embedding or LM head.
     table = weights.stored(name if name in weights else "embed")
     return dequantize(table.kind, table.blocks[ids if table.order is None else table.order[ids]])
 
 
-def open_head(path: Path) -> PublishedHead | None:
+def open_head(path: Path) -> Published | None:
     """Open a published drafter: a directory, a safetensors file in one, or a GGUF file.
 
     Return None for a model, and for what is not known at all.
@@ -607,6 +598,8 @@ def open_head(path: Path) -> PublishedHead | None:
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     kind = kinds.drafter_kind(config)
     _check_kind(path, kind)
+    if kind == assistant.KIND:
+        return assistant.assistant_in(path, config)
     try:
         tensors, names, metadata = _opened(path)
     except ModelError:
@@ -646,7 +639,7 @@ def _kind_of(names: Sequence[str]) -> str | None:
     return "EAGLE-1" if alone else None
 
 
-def published_head(named: str) -> PublishedHead | None:
+def published_head(named: str) -> Published | None:
     """Open what is named as a draft model, if that is a published drafter: a path, or a hub id.
 
     Return None for a model. Raises as `open_head`.
@@ -855,13 +848,15 @@ def _named(found: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield plain, name
 
 
-def _in_gguf(path: Path) -> PublishedHead | None:
+def _in_gguf(path: Path) -> Published | None:
     file = GGUFFile(path)
     said = {"general.architecture": file.metadata.get("general.architecture")}
     kind = kinds.drafter_kind(said)
     _check_kind(path, kind)
     if kind is None:
         return None
+    if kind == assistant.KIND:
+        return assistant.assistant_of(file)
     if kind != "EAGLE-3":
         raise InvalidOption(
             f"{path} is a {kind} drafter as GGUF, which is not read: give its directory of "

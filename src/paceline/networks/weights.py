@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +88,25 @@ _IDS = "draft_ids"
 STORED = ("F16", "Q8_0", "Q4_0")
 _BLOCK = 32  # numbers
 _BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18}
+
+
+class LazyTensors(Mapping[str, LogitArray]):
+    """Float32 tensors by name, read when they are asked for and not kept."""
+
+    def __init__(self, read: Mapping[str, Callable[[], LogitArray]]) -> None:
+        self._read = dict(read)
+
+    def __getitem__(self, name: str) -> LogitArray:
+        return self._read[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._read
 
 
 @dataclass(frozen=True, slots=True)

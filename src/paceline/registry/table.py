@@ -78,6 +78,7 @@ BUILT_IN: Index = {
         "recycling": "paceline.drafters.recycling:Recycling",
         "eagle3": "paceline.drafters.network.drafter:Eagle3Drafter",
         "mtp": "paceline.drafters.network.drafter:MtpDrafter",
+        "assistant": "paceline.drafters.network.drafter:AssistantDrafter",
         "dflash": "paceline.drafters.network.drafter:DFlashDrafter",
         "dspark": "paceline.drafters.network.drafter:DSparkDrafter",
         "suffix-automaton": "paceline.drafters.suffix.history:SuffixAutomaton",

@@ -22,7 +22,7 @@ from paceline.drafters.network.trees import TreeDrafts
 from paceline.drafters.network.weights import digest_of, fitting, shipped
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.networks.mtp import Mtp, own_head
-from paceline.networks.published import ALONE, DRAFTERS, PublishedHead, WiringChanges, open_head
+from paceline.networks.published import ALONE, DRAFTERS, Published, WiringChanges, open_head
 from paceline.networks.runner import NetworkTarget, Runner
 from paceline.networks.weights import Trained
 
@@ -125,7 +125,7 @@ class DrafterParts:
     @classmethod
     def _of_others(
         cls,
-        head: PublishedHead,
+        head: Published,
         wiring: Mapping[str, str],
         run: Callable[[Trained], Runner],
         context: DrafterContext,
@@ -163,7 +163,7 @@ class DrafterParts:
         return AcceptanceStop(self.head, self.trained.draft_ids, stands)
 
 
-def _published(context: DrafterContext, name: str, given: str | None) -> PublishedHead | None:
+def _published(context: DrafterContext, name: str, given: str | None) -> Published | None:
     if given:
         found = open_head(Path(given).expanduser())
     else:

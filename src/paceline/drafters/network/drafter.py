@@ -388,6 +388,13 @@ class MtpDrafter(TrainedDrafter):
     requires = "a model whose file holds the head (Qwen 3.5)"
 
 
+class AssistantDrafter(TrainedDrafter):
+    name: ClassVar[str] = "assistant"
+    paper = "after Gemma 4, Google 2026, github.com/huggingface/transformers"
+    requires = "features; a Gemma 4 model and its published assistant (--draft-model)"
+    needs: Needs = Needs(features=True, recent=1)
+
+
 class DFlashDrafter(TrainedDrafter):
     name: ClassVar[str] = "dflash"
     paper = "DFlash, Chen et al. 2026, arXiv:2602.06036"

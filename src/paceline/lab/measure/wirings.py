@@ -15,7 +15,7 @@ from paceline.core.types import LogitArray
 from paceline.drafters.resources import Loaded
 from paceline.errors import InvalidOption
 from paceline.models.config import FINAL
-from paceline.networks.published import HeadWiring, PublishedHead, WiringChanges
+from paceline.networks.published import HeadWiring, Published, WiringChanges
 from paceline.networks.runner import ContextUpdate, NetworkTarget
 
 PROMPT = "Write a Python function that counts the words of a text, and explain it in a few steps."
@@ -37,7 +37,7 @@ class Foreseen(NamedTuple):
     most: int
 
 
-def foreseen(loaded: Loaded, head: PublishedHead, tokens: int) -> list[Foreseen]:
+def foreseen(loaded: Loaded, head: Published, tokens: int) -> list[Foreseen]:
     """Try the wirings that may be meant on the target's own greedy text; the best comes first.
 
     Raises InvalidOption as `PublishedHead.fit`.
@@ -68,7 +68,7 @@ def foreseen(loaded: Loaded, head: PublishedHead, tokens: int) -> list[Foreseen]
     return sorted(out, key=lambda each: -each.tokens)
 
 
-def _tries(head: PublishedHead, layers: int) -> Iterator[tuple[str, PublishedHead]]:
+def _tries(head: Published, layers: int) -> Iterator[tuple[str, Published]]:
     wiring = head.wiring
     changed = [("", WiringChanges())]
     changed += [(f"shift={each}", WiringChanges(shift=each)) for each in (1, -1)]

@@ -27,7 +27,7 @@ from paceline.models.families.base import (
     heads_of,
 )
 from paceline.models.families.experts import parts_of
-from paceline.models.ops import KV, Experts, Ops, Rows
+from paceline.models.ops import KV, Experts, Ops, Rows, Sight
 
 _PATTERN = 6  # every sixth layer sees everything
 _LOCAL_BASE, _BASE = 10_000.0, 1_000_000.0
@@ -236,9 +236,27 @@ def _attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
         qkv = ops.linear(x, [q, k, k if full and config.values_are_keys else v], norm=names.norm)
         mixed = ops.attend(layer, qkv, heads)
     else:
-        queries = ops.linear(x, names.qkv[:1], norm=names.norm)
-        mixed = ops.attend(KV(layer), queries, replace(heads, key_norm=None, value_norm=False))
+        mixed = _attend_to(ops, config, index, x, KV(layer))
     return ops.norm(ops.linear(mixed, [names.o]), f"{name}.post_attention_norm", residual=x)
+
+
+def _attend_to(
+    ops: Ops, config: ModelConfig, index: int, x: Rows, kv: KV, sees: Sight = "context"
+) -> Rows:
+    # A layer without keys and values of its own.
+    names, heads = LayerNames.of(index), heads_of(config, index)
+    if sees == "root" and heads.window:  # the root is in the window, and has no key
+        heads = replace(heads, window=heads.window - 1)
+    queries = ops.linear(x, names.qkv[:1], norm=names.norm)
+    return ops.attend(kv, queries, replace(heads, key_norm=None, value_norm=False), sees)
+
+
+def layer_over(ops: Ops, config: ModelConfig, index: int, x: Rows, kv: KV) -> Rows:
+    """Return the stream behind a dense layer that attends from the root to keys of a target."""
+    mixed = _attend_to(ops, config, index, x, kv, "root")
+    mixed = ops.linear(mixed, [LayerNames.of(index).o])
+    x = ops.norm(mixed, f"layers.{index}.post_attention_norm", residual=x)
+    return _feed_forward((), ops, config, index, x)
 
 
 def _feed_forward(

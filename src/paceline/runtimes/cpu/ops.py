@@ -577,11 +577,12 @@ class Sights:
     Attributes:
         drafted: draft rows so far, of each sequence, by what they attended to.
         blocks: whether rows of a step see one another both ways.
+        roots: whether rows stand where the root does.
     """
 
     def __init__(self) -> None:
         self.drafted: dict[int | KV, int] = defaultdict(int)
-        self.blocks = False
+        self.blocks = self.roots = False
         self._seen: tuple[str, int, int, int] | None = None
 
     def see(self, program: Program, kv: int | KV, slots: int, sees: Sight) -> None:
@@ -592,6 +593,8 @@ class Sights:
             first, upto = self.drafted[kv], BLOCK if sees == "block" else ITSELF
             self.drafted[kv] += slots
             self.blocks |= sees == "block"
+        elif sees == "root":
+            first, self.roots = 0, True
         elif not lent:
             slots = 0
         upto = CONTEXT if target or (lent and sees == "last") else upto

@@ -226,7 +226,7 @@ class CpuTarget(Runtime):
     def run_network(self, trained: Trained) -> Runner:
         """Return a warm runner of a drafter network, in fp32 if the target is, else int8."""
         if trained.network.reads_target:
-            self.config.refuse_to_lend(trained.network.name)
+            self.config.refuse_to_lend(trained.network.name, trained.network.config)
         runner = CpuRunner(
             trained,
             self.matrices,

@@ -77,6 +77,10 @@ class NetworkRows:
         return len(self.places) - len(self._above)
 
     def see(self, kv: int | KV, rows: int, sees: Sight) -> Seen:
+        if sees == "root":
+            assert self.lent is not None
+            known = self.lent.length
+            return Seen(np.full(rows, known), known, np.ones((rows, known), np.bool_))
         path, drafts = self._paths[kv], sees in ("draft", "block")
         begin = self._end + len(path) if drafts else self.context - rows
         place = self.context + len(path) if drafts else begin

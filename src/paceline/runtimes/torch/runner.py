@@ -65,6 +65,11 @@ class Span:
         """Return the last row."""
         return replace(self, places=self.places[-1:], mask=self.mask[-1:])
 
+    def at_root(self) -> Span:
+        """Return as many rows where the root is, behind the target's."""
+        assert self.target is not None
+        return replace(self, places=torch.full_like(self.places, self.target.shape[3]))
+
     def relaxed(self, slots: int) -> Span:
         """Return the same rows, of which every `slots` see one another both ways."""
         steps = torch.arange(len(self.places), device=self.places.device) // slots
@@ -115,6 +120,8 @@ class SpanAttention(Attention):
         if sees in ("context", "last"):
             return [each.end() for each in self._spans] if isinstance(kv, KV) else self._spans
         slots, spans = x.shape[1], self._branches
+        if sees == "root":
+            return [each.at_root() for each in spans or [span.end() for span in self._spans]]
         if not spans:
             before = self._written[kv]
             self._written[kv] += slots
@@ -128,7 +135,7 @@ class SpanAttention(Attention):
         for span, q, k, v in zip(self._latest, *rows, strict=True):
             if isinstance(kv, KV):
                 assert span.target is not None
-                seen = span.target[kv.layer][:, :, -heads.window :]
+                seen = span.target[kv.layer][:, : heads.kv_heads, -heads.window :, : heads.width]
                 out.append(attend(seen, None, q, scale=heads.scale))
                 continue
             data = span.cache.data[kv]
@@ -261,11 +268,13 @@ class TorchRunner:
 
     @torch.inference_mode()
     def advance(self, asked: Sequence[Asked]) -> list[Branch]:
-        spans, sees = self._spans(asked) if self._network.layers else ([], [()] * len(asked))
+        network = self._network
+        attends = network.layers or network.reads_target
+        spans, sees = self._spans(asked) if attends else ([], [()] * len(asked))
         ops = self._ops(SpanAttention((), spans))
         above = torch.stack([branch.state.value for branch, _ in asked])
         tokens = self._tensor(np.array([tokens for _, tokens in asked], dtype=np.int64))
-        state = self._network.advance(ops, above, tokens, 1)
+        state = network.advance(ops, above, tokens, 1)
         places = [(branch.cache, branch, tokens) for branch, tokens in asked]
         return self._branches(ops, state, sees, places, 1)
 
@@ -320,8 +329,8 @@ class TorchRunner:
                 f"network '{self._network.name}' reads keys and values of its target, and was "
                 "given none: give `ContextUpdate` the target's cache"
             )
-        lent: Tensor = context_update.target.data
-        return lent[:, :, :, :rows]
+        target: TorchCache = context_update.target
+        return target.data[:, :, :, : rows if self._network.layers else target.length]
 
     def _spans(self, asked: Sequence[Asked]) -> tuple[list[Span], list[tuple[int, ...]]]:
         width, reach = self._network.width, self._network.reach

@@ -119,7 +119,7 @@ class TorchTarget:
     def run_network(self, trained: Trained) -> TorchRunner:
         """Return a runner of a drafter network in the target's precision."""
         if trained.network.reads_target:
-            self.config.refuse_to_lend(trained.network.name)
+            self.config.refuse_to_lend(trained.network.name, trained.network.config)
         network = self._network
         lent = target_weights_for(trained.network, network)
         return TorchRunner(trained, network.tensor("embed"), network.head, lent)

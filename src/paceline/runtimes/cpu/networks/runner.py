@@ -40,7 +40,8 @@ class NetworkParts(NamedTuple):
     def ops(self, sights: Sights, previewed: bool = False) -> CpuOps:
         """Start a program; `previewed` uses the head preview, if there is one."""
         shape = self.network.config
-        heads = CHeads(shape.heads, shape.kv_heads, shape.head_dim)
+        fewest = min(shape.kv_heads, shape.full_kv_heads or shape.kv_heads)
+        heads = CHeads(shape.heads, fewest, shape.head_dim)
         return CpuOps(
             Program(self.packed, heads, self.longest),
             self.matrices,
@@ -153,8 +154,8 @@ class StepProgram:
         self._state = state.columns()
         self._rows = state.slots
         self._logits = network.logits(ops, state, 1).columns()
-        # Whether rows of a step see one another both ways.
-        self.blocks = sights.blocks
+        # Whether rows of a step see one another both ways, and whether they stand at the root.
+        self.blocks, self.roots = sights.blocks, sights.roots
 
     def run(
         self, branches: int, inputs: Mapping[str, Input], threads: int
@@ -207,6 +208,7 @@ class NetworkCache:
         branched: rows of branches stored after the context until the next draft.
         left: rows that a window has left, in front of those in `paged`.
         lent: blocks of the target that hold the context, where the network reads them.
+        seen: rows of the target that it reads.
     """
 
     paged: PagedCache
@@ -214,6 +216,7 @@ class NetworkCache:
     branched: int = 0
     left: int = 0
     lent: Sequence[int] = ()
+    seen: int = 0
 
     def slide(self, reach: int) -> None:
         """Release the blocks in front of a window of `reach` rows; 0 keeps all.
@@ -264,6 +267,7 @@ class Branches:
         places: list[tuple[int, ...]] = [()] * len(asked)
         if self._attends:
             places = [self._store(branch) for branch, _ in asked]
+        if self._attends or self._lent:
             inputs |= self._paths(asked, places)
         found = self._steps.run(len(asked), inputs, self._threads)
         return [
@@ -298,13 +302,14 @@ class Branches:
             # Rows that the first step wrote behind the context are seen by every branch.
             run, begin = paged.length + self._behind, len(singles)
             singles += stored
-            for seen in range(len(stored) - self._width, len(stored)):
+            for seen in range(len(stored))[-self._width :]:
                 slot = paged.blocks[stored[seen] // BLOCK] * BLOCK + stored[seen] % BLOCK
                 sees = len(stored) if self._steps.blocks else seen + 1
                 rows += (left + run + seen, slot, table, run, begin, run + sees)
             if self._lent:
-                context = left + paged.length
-                lent_rows += (left + run + len(stored) - 1, 0, lent, context, 0, context)
+                context = cache.seen
+                place = context if self._steps.roots else left + run + len(stored) - 1
+                lent_rows += (place, 0, lent, context, 0, context)
         found: dict[str, Input] = {"rows": rows, "tables": tables, "singles": singles}
         return found | {"lent_rows": lent_rows, "lent_tables": lent_tables, "lent_singles": []}
 
@@ -370,6 +375,7 @@ class CpuRunner:
         target = None if self._lent is None else PagedCache(self._lent)
         if target is not None:
             target.reserve(1)
+            target.length = 1
         self.draft([ContextUpdate(cache, features, [0], target)], self.depth)
         self.release(cache)
         if target is not None:
@@ -466,9 +472,12 @@ class CpuRunner:
                 sequences += (cache.paged.length - again, count, len(tables), cache.left)
                 tables += cache.paged.blocks
             if network.reads_target:
-                seen = cache.left + cache.paged.length - again + count
-                cache.lent = self._lent_blocks(each, seen)
-                lent_sequences += (seen, 0, len(lent_tables), 0)
+                target = self._lent_by(each)
+                # A network without layers of its own keeps no count of rows.
+                own = cache.left + cache.paged.length - again + count
+                cache.seen = own if network.layers else target.length
+                cache.lent = target.blocks[: -(-cache.seen // BLOCK)]
+                lent_sequences += (cache.seen, 0, len(lent_tables), 0)
                 lent_tables += cache.lent
         inputs: dict[str, Input] = {
             "tokens": tokens,
@@ -488,14 +497,14 @@ class CpuRunner:
             )
         return rows, inputs
 
-    def _lent_blocks(self, context_update: ContextUpdate, rows: int) -> list[int]:
+    def _lent_by(self, context_update: ContextUpdate) -> PagedCache:
         target: PagedCache | None = context_update.target
         if target is None:
             raise RuntimeUnavailable(
                 f"network '{self._network.name}' reads keys and values of its target, and was "
                 "given none: give `ContextUpdate` the target's cache"
             )
-        return target.blocks[: -(-rows // BLOCK)]
+        return target
 
     def _noise(self, context_update: Sequence[ContextUpdate]) -> Input:
         depth = self._chains.tokens
