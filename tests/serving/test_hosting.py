@@ -7,6 +7,7 @@ import inspect
 import json
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -170,6 +171,19 @@ def test_of_idle_models_that_used_longest_ago_goes() -> None:
         assert state(client) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
 
     run(work, names="abc", memory=2.0)
+
+
+def test_an_engine_that_was_let_go_is_freed() -> None:
+    async def work(world: World, client: Client) -> None:
+        await client.ask("/v1/completions", TEXT | {"model": "a"})
+        model = client.service.hosting.models[0].model
+        assert model is not None
+        engine = weakref.ref(model.engine)
+        del model
+        await client.ask("/v1/completions", TEXT | {"model": "b"})
+        assert engine() is None
+
+    run(work)
 
 
 def test_models_are_listed_with_their_states_and_metrics() -> None:

@@ -179,10 +179,11 @@ class Hosting:
             old.left.clear()
             await old.left.wait()
         _log.info("letting go of %s", old.names[0])
-        stop = partial(_stop, old.worker)
-        old.model = old.worker = None
-        old.leaving = False
-        await in_thread(stop)
+        worker, old.model, old.worker, old.leaving = old.worker, None, None, False
+        if worker is not None:
+            await in_thread(worker.stop)
+        worker = None  # nobody knows the engine any more
+        await in_thread(_give_back)
 
 
 def _settle(hosted: Hosted, error: PacelineError | None) -> None:
@@ -198,10 +199,8 @@ def _settle(hosted: Hosted, error: PacelineError | None) -> None:
             each.set_result(None)
 
 
-def _stop(worker: Worker | None) -> None:
-    if worker is not None:
-        worker.stop()
-        worker = None
+def _give_back() -> None:
+    # Gives the system the memory of what nobody knows.
     gc.collect()  # an engine's parts know one another
     with suppress(AttributeError, OSError, TypeError):  # where the system's library has it
         ctypes.CDLL(None).malloc_trim(0)
