@@ -19,7 +19,7 @@ from paceline.core.target import Rows
 from paceline.core.tree import chain
 from paceline.errors import ModelError
 from paceline.models.config import ModelConfig
-from paceline.models.families import FAMILIES, family_of, hf_config
+from paceline.models.families import FAMILIES, family_of, gguf_config, hf_config
 from paceline.models.gguf import GGUFFile
 from paceline.models.ops import Experts, StateHeads, Temperature
 from paceline.models.source import DirectorySource
@@ -969,6 +969,19 @@ def test_experts_in_one_tensor_are_those_in_many(tmp_path: Path) -> None:
     on_torch = TorchTarget(source.config, source.weights())
     [output] = on_torch.forward([Rows.draft(on_torch.open(), TOKENS[:6], chain(TOKENS[6:]))])
     assert np.abs(output.logits - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_what_a_file_of_nemotron_may_say_is_refused(tmp_path: Path) -> None:
+    """Experts of a narrower stream, and groups of experts."""
+    original("nemotron-h-moe", tmp_path)
+    source, path = DirectorySource(tmp_path), tmp_path / "model.gguf"
+    write(path, replace(source.config, family="nemotron_h_moe"), source.weights(), "F32", {})
+    file = GGUFFile(path)
+    shapes = {name: each.shape for name, each in file.tensors.items()}
+    assert gguf_config(file.metadata, shapes, {}) == file.config
+    for name, value in {"moe_latent_size": 32, "expert_group_count": 2}.items():
+        with pytest.raises(ModelError, match=f"{name} {value}"):
+            gguf_config({**file.metadata, f"nemotron_h_moe.{name}": value}, shapes, {})
 
 
 def test_a_wrapper_is_its_text_model(tmp_path: Path) -> None:

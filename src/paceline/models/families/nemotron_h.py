@@ -76,6 +76,7 @@ def _experts(count: int, used: int, norm: bool | None, factor: float | None) -> 
 
 def _from_gguf(get: Get) -> dict[str, Any]:
     get("rope.scaling.finetuned", False)
+    mamba2.check({"moe_latent_size": get("moe_latent_size", None)}, _USUAL)
     own = int(get("nextn_predict_layers", 0))  # of a layer that drafts, and is not read
     count, mixed = int(get("block_count")) - own, int(get("expert_count", 0))
     attends, wide = get("attention.head_count_kv"), get("feed_forward_length")
