@@ -55,9 +55,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 69_607,
+    "lines": 69_965,
     "lines of methods": 11_484,
-    "modules": 426,
+    "modules": 427,
     "docstrings": 0.14,
     "loose": 6,
 }

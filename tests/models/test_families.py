@@ -60,6 +60,25 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LATENT = {
+    "q_lora_rank": 96,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 64,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 3,
+    "experts_implementation": "eager",
+    "initializer_range": 0.2,  # of twice that transformers alone is 1e-5 from float64
+}
+GROUPED = {
+    "num_key_value_heads": 4,
+    "n_routed_experts": 12,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 2.5,
+}
 LONG = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
@@ -312,6 +331,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             **rope({**YARN, "truncate": False}, 150_000.0),
         },
     ),
+    "glm-lite": (
+        "glm4_moe_lite",
+        {
+            **LATENT,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 6,
+            "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+            "rms_norm_eps": 1e-6,  # of its own norms it keeps this, whatever the config says
+        },
+    ),
+    "deepseek3": ("deepseek_v3", {**LATENT, **GROUPED, "first_k_dense_replace": 1}),
+    "deepseek3-yarn": (
+        "deepseek_v3",
+        {
+            **LATENT,
+            **GROUPED,
+            "first_k_dense_replace": 2,
+            "q_lora_rank": None,
+            "norm_topk_prob": False,
+            **rope({**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}),
+        },
+    ),
     "gemma3": (
         "gemma3_text",
         {"head_dim": 32, "sliding_window": 6, "num_hidden_layers": 6, "query_pre_attn_scalar": 24},
@@ -459,6 +500,7 @@ def test_what_a_family_adds_matters(case: str, tmp_path: Path) -> None:
 
 
 NOT_IN_GGUF = (
+    "deepseek3-yarn",
     "qwen2-windows",
     "qwen3-moe-dense",
     "mixtral",
@@ -468,6 +510,7 @@ NOT_IN_GGUF = (
 # Files name these otherwise.
 AS = {
     "olmo2": "olmo3",
+    "glm-lite": "deepseek_v3",
     "granite4": "granite",
     "granite4-nope": "granite",
     "nemotron-h-moe": "nemotron_h_moe",
@@ -505,8 +548,12 @@ def test_a_gguf_file_gives_those_of_the_checkpoint(case: str, kind: str, tmp_pat
 
 
 def close(first: ModelConfig, second: ModelConfig) -> bool:
-    pairs = zip(astuple(first), astuple(second), strict=True)
-    return all(a == pytest.approx(b) if isinstance(a, float) else a == b for a, b in pairs)
+    def alike(a: Any, b: Any) -> bool:
+        if isinstance(a, tuple) and isinstance(b, tuple):
+            return len(a) == len(b) and all(map(alike, a, b))
+        return bool(a == pytest.approx(b)) if isinstance(a, float) else bool(a == b)
+
+    return alike(astuple(first), astuple(second))
 
 
 class Rounded(dict[str, npt.NDArray[np.float32]]):
@@ -565,6 +612,7 @@ def write(
         **(_recurrent_keys(config) if config.state_heads else {}),
         "full_attention_interval": config.attention_layers[0] + 1 if family.gated_queries else 0,
         **(_full_keys(config) if config.full_head_dim else {}),
+        **(_latent_keys(config, weights) if config.latents else {}),
     }.items():
         if value:
             add(f"{arch}.{name}", value, uint)
@@ -592,7 +640,9 @@ def write(
     }.items():
         add(f"{arch}.{name}", number, real)
     if config.experts and config.experts.sigmoid:
-        writer.add_expert_group_count(1)
+        writer.add_expert_group_count(config.experts.groups)
+    if config.latents is not None and config.experts is not None:
+        writer.add_expert_weights_norm(config.experts.sum_to_one)
     layers = range(config.layers)
     if varies:
         attends = [each in config.attention_layers for each in layers]
@@ -627,6 +677,7 @@ def write(
     experts = range(config.experts.count if config.experts else 0)
     own_parts = [part + end for part in ("gate", "up", "down") for end in ("", ".bias")]
     parts += [f"experts.{each}.{part}" for part in own_parts for each in experts]
+    parts += [f"heads.{each}.{part}" for part in "kv" for each in range(config.heads)]
     for layer in range(config.layers + own):
         names += [f"layers.{layer}.{each}" for each in parts if f"layers.{layer}.{each}" in weights]
         if config.feed_forward_layers:  # whose layers have one norm
@@ -638,7 +689,8 @@ def write(
         place = ends.get(name)
         if place is None:
             _, layer_name, part, *rest = name.split(".")
-            part, rest = (f"experts.{rest[1]}", rest[2:]) if part == "experts" else (part, rest)
+            if part in ("experts", "heads"):
+                part, rest = f"{part}.{rest[1]}", rest[2:]
             place = f"blk.{layer_name}.{family.gguf_parts[part]}"
             if mixed and part in ("gate", "up", "down"):
                 place += "_shexp"
@@ -680,17 +732,16 @@ def write(
         if place.endswith(".conv"):
             values = values.reshape(len(values), -1)
         out[name] = quantized(values, "F32" if place.endswith(".conv") else kind)[0]
+        if config.latents is not None:
+            values = _rotated_last(config, name.rpartition(".")[2], values)
         fused.setdefault(place if place.endswith(".bias") else f"{place}.weight", []).append(values)
     for layer in range(config.layers if fuse else 0):
         gates, ups = (fused.pop(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up"))
         both = [np.concatenate(pair) for pair in zip(gates, ups, strict=True)]
         fused[f"blk.{layer}.ffn_gate_up_exps.weight"] = both
     for place, pieces in fused.items():
-        whole = (
-            np.stack(pieces)
-            if "_exps." in place and "scale" not in place
-            else np.concatenate(pieces)
-        )
+        stacked = any(each in place for each in ("_exps.", "_k_b.", "_v_b."))
+        whole = np.stack(pieces) if stacked and "scale" not in place else np.concatenate(pieces)
         floats = (".ssm_a", ".ssm_d", "ssm_norm.weight", "conv1d.weight", "conv.weight", ".bias")
         plain = place.endswith(floats)
         _, blocks = quantized(whole, "F32" if plain else kind)
@@ -729,6 +780,36 @@ def _recurrent_keys(config: ModelConfig) -> dict[str, int]:
         "ssm.time_step_rank": rule.value_heads,
         "ssm.group_count": rule.key_heads,
     }
+
+
+def _latent_keys(config: ModelConfig, weights: Weights) -> dict[str, int]:
+    latents, experts = config.latents, config.experts
+    assert latents is not None
+    assert experts is not None
+    last = f"layers.{config.layers - 1}"
+    return {
+        "attention.q_lora_rank": latents.query_rank,
+        "attention.kv_lora_rank": latents.rank,
+        "attention.value_length": latents.rank,
+        "attention.key_length_mla": latents.rotated + latents.plain,
+        "attention.value_length_mla": latents.values,
+        "leading_dense_block_count": len(config.dense_layers),
+        "expert_shared_count": len(weights[f"{last}.shared_up"])
+        // len(weights[f"{last}.experts.0.up"]),
+        "expert_group_used_count": experts.groups_used,
+    }
+
+
+def _rotated_last(config: ModelConfig, part: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Rotated numbers of queries and keys behind the others, both of a pair as neighbours."""
+    if part not in ("q", "q_b", "kv_a"):
+        return values
+    assert config.latents is not None
+    heads, rotated = 1 if part == "kv_a" else config.heads, config.latents.rotated
+    own = values.reshape(heads, -1, values.shape[1])
+    pairs = own[:, :rotated].reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2)
+    turned = pairs.reshape(heads, rotated, -1)
+    return np.concatenate([own[:, rotated:], turned], axis=1).reshape(values.shape)
 
 
 def _tiled(heads: StateHeads, part: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

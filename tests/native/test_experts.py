@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ class Mixture:
         sigmoid: bool = False,
         factor: float = 1.0,
         gated: bool = True,
+        groups: tuple[int, int] = (1, 1),
         activation: str = "silu",
         every: bool = False,
         threads: int = 2,
@@ -41,6 +43,7 @@ class Mixture:
         missing: int | None = None,
     ) -> None:
         self.experts = Experts(COUNT, used, sum_to_one, sigmoid, factor, gated)
+        self.experts = replace(self.experts, groups=groups[0], groups_used=groups[1])
         self.threads, self.activation = threads, activation
         self.width = width = formats.inputs_of(kind, 2)
         inner = formats.inputs_of(kind, 3)
@@ -69,7 +72,7 @@ class Mixture:
         norm = None if used else self.norm
         offset = self.vectors["router_offset"] if sigmoid else None
         shape: Any = {"used": used, "sum_to_one": sum_to_one, "norm": norm, "eps": EPS}
-        shape |= {"sigmoid": sigmoid, "factor": factor, "offset": offset}
+        shape |= {"groups": groups, "sigmoid": sigmoid, "factor": factor, "offset": offset}
         program.route("route", self.scores, self.weights, **shape)
         program.mix(
             "mix",
@@ -127,6 +130,8 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "relu": {"gated": False},
     "relu, gated": {},
     "sigmoid": {"used": 2, "sigmoid": True, "factor": 2.5, "gated": False, "activation": "relu2"},
+    "groups": {"used": 3, "sigmoid": True, "sum_to_one": True, "groups": (3, 2)},
+    "a group of a softmax": {"used": 2, "groups": (2, 1)},
     "sigmoid, sum to one": {"used": 3, "sigmoid": True, "sum_to_one": True},
 }
 

@@ -41,6 +41,25 @@ def as_it_is(metadata: Mapping[str, Any], _: Shapes) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class Latents:
+    """Keys and values as low-rank latents (DeepSeek-AI 2024, arXiv:2405.04434).
+
+    Attributes:
+        query_rank: of the latents that queries are made of; 0 for none.
+        rank: of the latents.
+        rotated: numbers of a query and a key that have rotary positions.
+        plain: other numbers of a query, as files have them.
+        values: of a head.
+    """
+
+    query_rank: int
+    rank: int
+    rotated: int
+    plain: int
+    values: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Shape of a decoder model with RMS norms, rotary positions and gated feed-forward blocks.
 
@@ -62,6 +81,7 @@ class ModelConfig:
         state_heads: of layers in `recurrent`; None for short convolutions.
         short_taps: rows that a short convolution reads, the last its own; 0 for none.
         temperature: of queries, by position; None for none.
+        latents: which a head of keys holds behind their rotated numbers; None for none.
         recurrent: layers with a state in place of attention.
         feed_forward_layers: those that are this block alone, which the others then lack.
         full_kv_heads: those of layers without a window, where they differ; likewise
@@ -111,6 +131,7 @@ class ModelConfig:
     state_heads: StateHeads | None = None
     short_taps: int = 0
     temperature: Temperature | None = None
+    latents: Latents | None = None
     recurrent: tuple[int, ...] = ()
     feed_forward_layers: tuple[int, ...] = ()
     full_kv_heads: int = 0
@@ -568,7 +589,7 @@ def yarn(rope: Mapping[str, Any], base: float, rotated: int) -> tuple[tuple[floa
     if attention is None:
         parts = [rope.get(name) for name in ("mscale", "mscale_all_dim")]
         over, under = parts if all(parts) else (1.0, 0.0)
-        attention = _stretch(factor, float(over or 0.0)) / _stretch(factor, float(under or 0.0))
+        attention = stretch(factor, float(over or 0.0)) / stretch(factor, float(under or 0.0))
     return tuple((1.0 / (1 - slow + slow / factor)).tolist()), float(attention)
 
 
@@ -579,7 +600,8 @@ def _factor(given: Any) -> float:
     return factor
 
 
-def _stretch(factor: float, scale: float) -> float:
+def stretch(factor: float, scale: float) -> float:
+    """Return how YaRN makes scores larger where it extends positions by a factor."""
     return 0.1 * scale * _log(factor) + 1.0 if factor > 1 else 1.0
 
 

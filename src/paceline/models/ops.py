@@ -131,6 +131,9 @@ class Experts:
         sigmoid: scores are sigmoids, not a softmax; the largest are found with the router's vector
             `NAME_offset` added, and weigh without it.
         factor: of the weights that are used, at last.
+        groups: of neighbouring experts, from those of which the two best have the largest sums the
+            used ones are.
+        groups_used: how many; `groups` for all.
         gated: experts are gated linears; else `activation(x @ up) @ down`.
         shared: a gated linear that all rows use stands beside them.
         every: read all for every row, to the same bits: what the saving is measured against.
@@ -143,11 +146,20 @@ class Experts:
     factor: float = 1.0
     gated: bool = True
     shared: bool = False
+    groups: int = 1
+    groups_used: int = 1
     every: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.used <= self.count or self.count < 1:
             raise ModelError(f"a row cannot use {self.used} of {self.count} experts")
+        size, rest = divmod(self.count, self.groups)
+        some = self.groups_used < self.groups
+        if some and (rest or size < 2 or self.used > size * self.groups_used):
+            raise ModelError(
+                f"a row cannot use {self.used} experts of {self.groups_used} of {self.groups} "
+                f"groups of {self.count}: download the model again"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Names are "embed", "norm", "head" (absent if tied), what else a family has outside its layers, and
 "layers.N.PART" with the parts of `families.base`, and "NAME.bias". Parts of expert E are
-"layers.N.experts.E.PART". Where a model brings a layer that drafts, it is the one behind the last.
+"layers.N.experts.E.PART", those of head H "layers.N.heads.H.PART". Where a model brings a layer
+that drafts, it is the one behind the last.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from paceline.models.gguf import GGUFFile, dequantize
 from paceline.models.quantised import Made, QuantisedFiles
 from paceline.models.safetensors import SafetensorsFiles
 from paceline.models.stacked import StackedExperts
+
+
+def _is_numbered(name: str) -> bool:
+    return name.split(".")[2:3] in (["experts"], ["heads"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +116,10 @@ class FileWeights:
     def __getitem__(self, name: str) -> LogitArray:
         theirs = self._known(name)
         rows = self._rows(name)
-        if ".experts." in name and isinstance(rows, slice):
+        if _is_numbered(name) and isinstance(rows, slice):
             own = self._reader.read(theirs, rows)  # not all of them for each
+            if self._turned(name):
+                return np.ascontiguousarray(own.T)
             return own[0] if name.endswith(".bias") else own
         values = self._reader.read(theirs)
         if rows is not None:
@@ -120,6 +127,10 @@ class FileWeights:
         if self._is_row(name):
             return values.reshape(1, -1)
         return values if self._gguf else self._plain(name.rpartition(".")[2], values)
+
+    def _turned(self, name: str) -> bool:
+        # Checkpoints have it as a map of latents to keys, here it is one of queries to latents.
+        return not self._gguf and ".heads." in name and name.endswith(".k")
 
     def _is_row(self, name: str) -> bool:
         return name.rpartition(".")[2] in self._family.rows
@@ -134,10 +145,14 @@ class FileWeights:
 
     def stored(self, name: str) -> Stored:
         theirs = self._known(name)
+        if self._turned(name):
+            values = self[name]
+            return Stored("F32", (values.shape[0], values.shape[1]), values.view(np.uint8))
         shape = self._reader.shape(theirs)
         rows = self._rows(name)
         shape = (1, *shape) if self._is_row(name) and len(shape) == 1 else shape
-        deep = ".experts." in name and rows is not None
+        latent = ".heads." in name and not self._gguf
+        deep = _is_numbered(name) and rows is not None and not latent
         if len(shape) != 2 + deep:
             raise ModelError(
                 f"{self._what} has {name} in {len(shape)} dimensions: download it again"
@@ -195,10 +210,10 @@ class FileWeights:
                 return f"{self._family.hf_mtp[part]}.weight"
             layer, prefix = str(int(layer) - self._config.layers), "mtp.layers"
         expert = ""
-        if part == "experts":
+        if _is_numbered(name):
             expert, _, own = kind.partition(".")
             own, _, kind = own.partition(".")
-            part = f"experts.{own}"
+            part = f"{part}.{own}"
         if part not in parts:
             return ""
         stacked = f"{prefix}.{layer}.{self._stacked.get(part)}"
@@ -211,7 +226,13 @@ class FileWeights:
 
     def _rows(self, name: str) -> slice | npt.NDArray[np.int64] | None:
         part = name.removesuffix(".bias").rpartition(".")[2]
-        if ".experts." in name:
+        config, latents = self._config, self._config.latents
+        if ".heads." in name and not self._gguf:
+            assert latents is not None
+            heights, head = (latents.plain, latents.values), int(name.split(".")[3])
+            begin = head * sum(heights) + heights[0] * (part == "v")
+            return slice(begin, begin + heights[part == "v"])
+        if _is_numbered(name):
             theirs, bias = self._theirs(name), name.endswith(".bias")
             shape = self._reader.shape(theirs)
             if len(shape) < (2 if bias else 3):
@@ -224,7 +245,9 @@ class FileWeights:
             height = shape[1] // len(own)
             begin = expert * shape[1] + own.index(part) * height
             return slice(begin, begin + height)
-        config = self._config
+        if latents is not None and part in ("q", "q_b", "kv_a"):
+            shape = (1, latents.rank) if part == "kv_a" else (config.heads, latents.plain)
+            return _rotated_first(shape[0], latents.rotated, shape[1])
         narrow = config.kv_heads * config.head_dim
         sizes = {"q": config.heads * config.head_dim, "k": narrow, "v": narrow}
         if (heads := config.state_heads) is not None:
@@ -244,6 +267,14 @@ class FileWeights:
         # Both rotary halves of a head lie row by row in turns.
         rows = np.arange(sizes[part]).reshape(-1, config.head_dim // 2, 2)
         return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)
+
+
+def _rotated_first(heads: int, rotated: int, plain: int) -> npt.NDArray[np.int64]:
+    # Rows of heads whose rotated numbers lie last, both of a pair as neighbours.
+    order = np.arange(heads * (plain + rotated)).reshape(heads, -1)
+    pairs = order[:, plain:]
+    parts = [pairs[:, ::2], pairs[:, 1::2], order[:, :plain]]
+    return np.concatenate(parts, axis=1).reshape(-1)
 
 
 def gguf_weights(file: GGUFFile) -> FileWeights:

@@ -49,6 +49,7 @@ class CRouter(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("used", "sum_to_one", "sigmoid")),
+        *((name, ctypes.c_int32) for name in ("groups", "groups_used")),
         *((name, ctypes.c_float) for name in ("factor", "eps")),
         *((name, ctypes.c_void_p) for name in ("norm", "offset")),
     )
@@ -91,7 +92,7 @@ KV_DTYPES: dict[KvDtype, int] = {"fp32": 0, "fp16": 1}
 
 def attends(heads: int, kv_heads: int, width: int) -> bool:
     """Return whether native attention supports such heads."""
-    return width % 16 == 0 and width <= 512 and heads <= 48 * kv_heads
+    return width % 16 == 0 and width <= 576 and heads <= 48 * kv_heads
 
 
 class CLayer(ctypes.Structure):

@@ -225,6 +225,7 @@ class Program:
         used: int,
         sum_to_one: bool,
         sigmoid: bool = False,
+        groups: tuple[int, int] = (1, 1),
         factor: float = 1.0,
         norm: Any = None,
         offset: Any = None,
@@ -232,7 +233,7 @@ class Program:
     ) -> None:
         """Add the weights of experts from their scores; see `models.ops.Experts`."""
         vectors = map(self.packed.keep, (norm, offset))
-        router = CRouter(used, sum_to_one, sigmoid, factor, eps, *vectors)
+        router = CRouter(used, sum_to_one, sigmoid, *groups, factor, eps, *vectors)
         self._add(name, "route", router, _view(scores), to.width, _view(to))
 
     def mix(

@@ -280,7 +280,9 @@ class TorchOps:
         shares = scores.sigmoid() if experts.sigmoid else scores.softmax(-1)
         offset = self._weights.tensor(f"{name}_offset").flatten() if experts.sigmoid else 0
         # Of equal ones the first, which `topk` does not guarantee.
-        order = (shares + offset).argsort(dim=-1, descending=True, stable=True)
+        order = _of_best_groups(shares + offset, experts).argsort(
+            dim=-1, descending=True, stable=True
+        )
         order = order[..., : experts.used]
         found = shares.gather(-1, order)
         found = found / found.sum(-1, keepdim=True) if experts.sum_to_one else found
@@ -331,6 +333,17 @@ class TorchOps:
 
 def _of_length_one(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def _of_best_groups(scores: Tensor, experts: Experts) -> Tensor:
+    if experts.groups_used == experts.groups:
+        return scores
+    size = experts.count // experts.groups
+    groups = scores.reshape(*scores.shape[:-1], experts.groups, size)
+    sums = groups.sort(-1, descending=True)[0][..., :2].sum(-1)
+    last = sums.argsort(dim=-1, descending=True, stable=True)[..., experts.groups_used :]
+    last = last[..., None].expand(*last.shape, size)
+    return groups.scatter(-2, last, -math.inf).flatten(-2)
 
 
 def active(x: Tensor, activation: Activation) -> Tensor:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from paceline.core.target import Rows, Target
 from paceline.core.types import ROOT, LogitArray, TokenTree
-from paceline.models.config import ModelConfig
+from paceline.models.config import Latents, ModelConfig
 from paceline.models.families import FAMILIES, hf_config
 from paceline.models.ops import StateHeads
 from paceline.models.weights import Stored
@@ -155,6 +155,27 @@ _ADDED["nemotron_h_moe"] = _ADDED["nemotron_h"] | {
     "num_experts_per_tok": 2,
     "routed_scaling_factor": 2.5,
 }
+_ADDED["deepseek_v3"] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 256,
+    "kv_lora_rank": 256,
+    "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 256,
+    "v_head_dim": 64,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+}
+_ADDED["glm4_moe_lite"] = _ADDED["deepseek_v3"] | {
+    "q_lora_rank": None,
+    "n_group": 1,
+    "topk_group": 1,
+}
 _BIASED = ("qwen2",)
 _SCANS = ("nemotron_h", "nemotron_h_moe")
 
@@ -230,9 +251,12 @@ class RandomWeights:
             parts |= {"router": (count, width), "router_norm": (count,)} if count else {}
             parts |= {"shared_by": (1, width)} if experts and experts.shared else {}
             parts |= {"router_offset": (count,)} if experts and experts.sigmoid else {}
+            own = scans or config.latents
             for part in ("gate", "up", "down"):
-                parts |= {f"shared_{part}": parts[part]} if "shared_by" in parts or scans else {}
+                parts |= {f"shared_{part}": parts[part]} if "shared_by" in parts or own else {}
                 parts |= {f"experts.{each}.{part}": parts[part] for each in range(count)}
+            if config.latents is not None:
+                parts |= _latent_shapes(config.latents, config.heads, width)
             if config.sinks:
                 biased = (*"qkvo", "router", *(part for part in parts if "experts" in part))
                 parts |= {f"{part}.bias": parts[part][:1] for part in biased}
@@ -302,6 +326,17 @@ def _scan_shapes(of: StateHeads, width: int) -> dict[str, tuple[int, ...]]:
         "ssm_norm": (of.values,),
         "ssm_o": (width, of.values),
         **dict.fromkeys(("ssm_rate", "ssm_dt", "ssm_skip"), (of.value_heads,)),
+    }
+
+
+def _latent_shapes(of: Latents, heads: int, width: int) -> dict[str, tuple[int, ...]]:
+    queries = (heads * (of.rotated + of.plain), of.query_rank or width)
+    return {
+        **{"q_a_norm": (of.query_rank,), "kv_a_norm": (of.rank,)},
+        **{"q_a": (of.query_rank, width), "q_b": queries, "q": queries},
+        **{"kv_a": (of.rotated + of.rank, width), "o": (width, heads * of.values)},
+        **{f"heads.{each}.k": (of.rank, of.plain) for each in range(heads)},
+        **{f"heads.{each}.v": (of.values, of.rank) for each in range(heads)},
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.errors import ModelError
 from paceline.models.config import ELSEWHERE, ModelConfig
 from paceline.models.families.base import LLAMA_HALVES, Family, Step
+from paceline.models.families.deepseek import DEEPSEEK3, GLM4_LITE
 from paceline.models.families.denoisers import DENOISERS, UNSUPPORTED
 from paceline.models.families.experts import BLOCKFFN, MIXTRAL, QWEN3_MOE
 from paceline.models.families.gemma3 import GEMMA3
@@ -29,7 +30,7 @@ from paceline.models.ops import Ops, Rows
 
 _DENSE = (LLAMA, MISTRAL, MINISTRAL3, QWEN2, QWEN3, GEMMA3, PHI3, SMOLLM3, GRANITE, GRANITE4)
 _HYBRID = (QWEN3_5, LFM2, LFM2_MOE, NEMOTRON_H, NEMOTRON_H_MOE)
-_SPARSE = (QWEN3_MOE, MIXTRAL, BLOCKFFN, QWEN3_5_MOE, GPT_OSS)
+_SPARSE = (QWEN3_MOE, MIXTRAL, BLOCKFFN, QWEN3_5_MOE, GPT_OSS, DEEPSEEK3, GLM4_LITE)
 FAMILIES = (*_DENSE, OLMO2, OLMO3, GEMMA4, *_HYBRID, *_SPARSE)
 """Autoregressive ones."""
 

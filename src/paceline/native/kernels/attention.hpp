@@ -12,7 +12,7 @@
 
 namespace paceline {
 
-constexpr int kWidest = 512;  // head
+constexpr int kWidest = 576;  // head
 
 // Storage of keys and values, 32 tokens per block: keys [width, 32], values [32, width].
 enum class KvDtype : int32_t { kFp32, kFp16 };

@@ -2,11 +2,42 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace paceline {
 namespace {
 
 constexpr int64_t kFew = 16;  // rows that one thread copies faster than several
+
+// The largest in descending order, of equal ones the first.
+std::vector<int64_t> largest_of(const std::vector<float>& x, int64_t count) {
+    std::vector<int64_t> found;
+    for (int64_t k = 0; k < count; ++k) {
+        int64_t best = -1;
+        for (int64_t e = 0; e < int64_t(x.size()); ++e) {
+            const bool known = std::find(found.begin(), found.end(), e) != found.end();
+            if (!known && (best < 0 || x[e] > x[best])) best = e;
+        }
+        found.push_back(best);
+    }
+    return found;
+}
+
+// Leaves the groups whose two best have the largest sums.
+void keep_groups(const Router& router, std::vector<float>& places) {
+    const int64_t size = int64_t(places.size()) / router.groups;
+    std::vector<float> sums;
+    for (auto at = places.begin(); at != places.end(); at += size) {
+        const std::vector<float> own(at, at + size);
+        const auto best = largest_of(own, 2);
+        sums.push_back(own[best[0]] + own[best[1]]);
+    }
+    const auto kept = largest_of(sums, router.groups_used);
+    for (int64_t g = 0; g < router.groups; ++g) {
+        if (std::find(kept.begin(), kept.end(), g) != kept.end()) continue;
+        std::fill_n(places.begin() + g * size, size, -std::numeric_limits<float>::infinity());
+    }
+}
 
 void largest_scores(const Router& router, int64_t experts, const float* scores, float* out) {
     float most = scores[0], all = 0.0f, taken = 0.0f;
@@ -16,17 +47,11 @@ void largest_scores(const Router& router, int64_t experts, const float* scores, 
         parts[e] = router.sigmoid ? sigmoid(paceline::all(scores[e]))[0] : exponential(scores[e] - most);
         all += parts[e];
     }
-    const auto place = [&](int64_t e) { return router.offset ? parts[e] + router.offset[e] : parts[e]; };
-    std::vector<int64_t> used;
-    for (int32_t k = 0; k < router.used; ++k) {  // of equal ones the first
-        int64_t best = -1;
-        for (int64_t e = 0; e < experts; ++e) {
-            const bool known = std::find(used.begin(), used.end(), e) != used.end();
-            if (!known && (best < 0 || place(e) > place(best))) best = e;
-        }
-        used.push_back(best);
-        taken += parts[best];
-    }
+    std::vector<float> places = parts;
+    for (int64_t e = 0; router.offset && e < experts; ++e) places[e] += router.offset[e];
+    if (router.groups_used < router.groups) keep_groups(router, places);
+    const auto used = largest_of(places, router.used);
+    for (int64_t e : used) taken += parts[e];
     const float whole = router.sum_to_one ? taken : router.sigmoid ? 1.0f : all;
     for (int64_t e : used) out[e] = parts[e] / whole * router.factor;
     if (!std::isfinite(all)) out[used[0]] = NAN;

@@ -15,6 +15,7 @@ struct Router {
     int32_t used;        // largest scores that count; 0: all above zero, RMS-normed
     int32_t sum_to_one;  // of the weights that are used
     int32_t sigmoid;     // scores are sigmoids; else their softmax
+    int32_t groups, groups_used;  // of experts: those with the two best have the used ones
     float factor, eps;
     const float* norm;   // [experts], of the RMS norm
     const float* offset; // [experts], added to sigmoids to find the largest

@@ -415,7 +415,7 @@ class CpuOps(Recorder):
         if not attends(heads.heads, heads.kv_heads, heads.width):
             raise ModelError(
                 f"heads of width {heads.width}, {heads.heads} over {heads.kv_heads}, do not run "
-                f"here (multiples of {LANES} up to 512, at most 48 to a key head): "
+                f"here (multiples of {LANES} up to 576, at most 48 to a key head): "
                 "use --runtime torch"
             )
         if sees == "slots":
@@ -531,6 +531,7 @@ class CpuOps(Recorder):
                 used=experts.used,
                 sum_to_one=experts.sum_to_one,
                 sigmoid=experts.sigmoid,
+                groups=(experts.groups, experts.groups_used),
                 factor=experts.factor,
                 norm=norm,
                 offset=offset,

@@ -220,6 +220,7 @@ class ReferenceOps:
             found = parts + self._formats.required(f"{name}_offset").ravel()
         else:
             found = parts = exponential(scores - scores.max(-1, keepdims=True))
+        found = _of_best_groups(found, experts)
         used = np.argsort(-found, axis=-1, kind="stable")[:, : experts.used]
         own, out = np.take_along_axis(parts, used, axis=-1), np.zeros_like(parts)
         if experts.sum_to_one or not experts.sigmoid:
@@ -358,6 +359,17 @@ class ReferenceOps:
         cos, sin = turns(angles, rotary.factor)
         a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def _of_best_groups(scores: LogitArray, experts: Experts) -> LogitArray:
+    if experts.groups_used == experts.groups:
+        return scores
+    groups = scores.reshape(len(scores), experts.groups, -1)
+    best = -np.sort(-groups, axis=-1)
+    order = np.argsort(-(best[..., 0] + best[..., 1]), axis=-1, kind="stable")
+    out = groups.copy()
+    np.put_along_axis(out, order[:, experts.groups_used :, None], -np.inf, axis=1)
+    return out.reshape(scores.shape)
 
 
 def _paths(mask: BoolArray, window: int) -> IntArray:
