@@ -245,6 +245,10 @@ EXPRESSIONS = {
     "gpt-2": [_GPT2],
     "smollm": [r"\p{N}", _GPT2],
     "qwen2": [_S + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _END],
+    "qwen35": [
+        _S + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+        r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
     "llama-bpe": [_S + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}\p{N}?\p{N}?" + _END],
     "tekken": [f"{_HEAD}{_BIG}*{_SMALL}+|{_HEAD}{_BIG}+{_SMALL}*" + r"|\p{N}" + _SLASH],
     "gpt-4o": [
@@ -306,7 +310,7 @@ def test_the_expressions_tell_each_other_apart() -> None:
 def test_every_known_pre_tokenizer_keeps_the_text(pre: str, build: Any) -> None:
     tokenizer = build(byte_level(pre))
     for text in nasty(100, 1, PARTS):
-        expected = text if pre not in ("qwen2", "megrez", "deepseek-r1-qwen") else None
+        expected = text if module._SAME.get(pre, pre) not in ("qwen2", "qwen35") else None
         decoded = tokenizer.decode(tokenizer.encode(text))
         assert expected in (decoded, None)
     assert tokenizer.encode("1234") == build(byte_level(module._SAME.get(pre, pre))).encode("1234")
@@ -322,9 +326,33 @@ def test_a_word_that_is_a_token_is_taken_whole_where_the_model_does_so(build: An
     assert (len(ids("dbrx")), len(ids("qwen2"))) == (3, 3)
 
 
-def test_qwen_composes_characters(build: Any) -> None:
-    tokenizer = build(byte_level("qwen2"))
+@pytest.mark.parametrize("pre", ["qwen2", "qwen35"])
+def test_qwen_composes_characters(pre: str, build: Any) -> None:
+    tokenizer = build(byte_level(pre))
     assert tokenizer.decode(tokenizer.encode("e\N{COMBINING ACUTE ACCENT}")) == "é"
+
+
+@pytest.mark.parametrize("pre", ["qwen2", "qwen35"])
+def test_ids_are_those_of_transformers_own_class(pre: str, build: Any) -> None:
+    """The other of the two classes is the control."""
+    from transformers import Qwen2Tokenizer
+    from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
+
+    metadata = byte_level(pre)
+    vocabulary = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(pair.split()) for pair in MERGES]
+    kinds = {"qwen2": Qwen2Tokenizer, "qwen35": Qwen3_5Tokenizer}
+    judges: dict[str, Any] = {
+        name: kind(vocab=vocabulary, merges=merges) for name, kind in kinds.items()
+    }
+    texts = nasty(400, 3, [*PARTS, "a\u0320", "!\u0320", "\u0931\u093c"])
+    for name, judge in judges.items():
+        tokenizer = build(metadata)
+        same = [tokenizer.core.pre_tokenizer.pre_tokenize_str(text) for text in texts]
+        theirs = [judge.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text) for text in texts]
+        assert (same == theirs) == (name == pre)
+    ids = [tokenizer.encode(text) for text in texts]
+    assert ids == [judges[pre].backend_tokenizer.encode(text).ids for text in texts]
 
 
 def test_a_file_that_names_no_pre_tokenizer_is_mentioned(
@@ -415,6 +443,71 @@ def test_sentencepiece_vocabularies_merge_by_score_and_fall_back_to_bytes(build:
     assert tokenizer.encode("a", special=True)[0] == 1  # the usual ids and flags
     assert tokenizer.encode("<s>a", special=True) == tokenizer.encode("<s>a")
     assert tokenizer.eos_token_ids == (2,)
+
+
+def gemma4(**entries: Any) -> dict[str, Any]:
+    """Metadata of a vocabulary of characters with merges, as of Gemma 4."""
+    controls = ["<pad>", "<eos>", "<bos>", "<unk>", "<turn|>"]
+    pieces = ["\u2581", "a", "b", "\n", "é", "ab", "\u2581a", "\u2581ab", "\n\n"]
+    merges = ["a b", "\u2581 ab", "\u2581 a", "\n \n"]
+    tokens = [*controls, *(f"<0x{i:02X}>" for i in range(256)), *pieces]
+    ids = {"padding": 0, "eos": 1, "bos": 2, "unknown": 3}
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([3] * 5 + [6] * 256 + [1] * len(pieces)),
+        "tokenizer.ggml.merges": merges,
+        **{f"tokenizer.ggml.{name}_token_id": index for name, index in ids.items()},
+        **{f"tokenizer.ggml.{name}": value for name, value in entries.items()},
+    }
+
+
+def test_gemma_4_merges_characters_and_falls_back_to_bytes(build: Any) -> None:
+    """As transformers' own class does, from the same vocabulary."""
+    from transformers import GemmaTokenizer
+
+    metadata = gemma4()
+    vocabulary = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(pair.split(" ")) for pair in metadata["tokenizer.ggml.merges"]]
+    judge: Any = GemmaTokenizer(vocab=vocabulary, merges=merges)
+    tokenizer = build(metadata)
+    for text in nasty(300, 2, ["a", "b", "ab", " ", "  ", "\n", "\n\n", "é", "日", "🙂", "\x00"]):
+        ids = tokenizer.encode(text)
+        assert ids == judge.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        assert tokenizer.decode(ids) == text
+    assert tokenizer.encode("a", special=True)[0] == 2  # whatever the file says or not
+    assert tokenizer.encode("<bos>a", special=True)[:2] == [2, vocabulary["a"]]
+    assert tokenizer.eos_token_ids == (1, 4)
+    assert build(gemma4(add_bos_token=False)).encode("a", special=True) == [vocabulary["a"]]
+    del metadata["tokenizer.ggml.merges"]
+    with pytest.raises(ModelError, match="incomplete"):
+        build(metadata)
+
+
+def test_a_message_s_end_does_not_end_an_answer_of_several(build: Any, tmp_path: Path) -> None:
+    names = ["<|return|>", "<|call|>", "<|end|>", "<|channel|>"]
+    metadata = byte_level("gpt-4o", eos_token_id=0, eot_token_id=2)
+    metadata["tokenizer.ggml.tokens"][:4] = names
+    named = BYTES + len(MERGES) + 1  # "<eos>"
+    assert build(metadata).eos_token_ids == (0, 1, named)
+    metadata["tokenizer.ggml.tokens"][1] = "<|x|>"  # as of Phi
+    assert build(metadata).eos_token_ids == (0, 2, named)
+    directory = save_directory(tmp_path / "hf", tiny_config())
+    whole = json.loads((directory / "tokenizer.json").read_text())
+    path = directory / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "chat_template": "<|end|><|call|><|return|>"}))
+    at = {"special": True, "single_word": False, "lstrip": False, "rstrip": False}
+    for count, ends in ((4, {"<|return|>", "<|call|>"}), (0, set())):
+        extra = [
+            {"id": 400 + i, "content": each, "normalized": False, **at}
+            for i, each in enumerate(names[:count])
+        ]
+        changed = {**whole, "added_tokens": whole["added_tokens"] + extra}
+        (directory / "tokenizer.json").write_text(json.dumps(changed))
+        found = tokenizer_from_directory(directory, ())
+        texts = {found.decode([i], skip_special=False) for i in found.eos_token_ids}
+        assert texts & set(names) == ends
 
 
 def slow_sentencepiece(metadata: dict[str, Any]) -> Callable[[str], list[int]]:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from paceline.models.text import Tokenizer
 if TYPE_CHECKING:
     import tokenizers
 
-_BUILD = "2"  # part of the cache key; raise it when the code below changes what it builds
+_BUILD = "3"  # part of the cache key; raise it when the code below changes what it builds
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5  # GGUF token types
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in sentencepiece vocabularies
 
@@ -51,29 +51,33 @@ _PATTERNS = {
     "gpt-4o": (_CASED % (_SUFFIX + "?", _SUFFIX + "?", "{1,3}"),),
     "tekken": (_CASED % ("", "", ""),),
 }
-# Names of the same: Granite 3 is "refact", Granite 4 and Phi-4 are "dbrx", Phi-4-mini is "gpt-4o",
-# SmolLM3 is "llama-bpe".
+# Names of the same: Granite 3 is "refact", Granite 4 and Phi-4 are "dbrx", Phi-4-mini and gpt-oss
+# are "gpt-4o", SmolLM3 is "llama-bpe", Ministral 3 is "tekken".
 _SAME = {
-    "phi-2": "gpt-2",
+    **dict.fromkeys(("phi-2", "olmo", "granite-docling"), "gpt-2"),
     "refact": "smollm",
     "starcoder": "smollm",
     "codeshell": "smollm",
     "deepseek-r1-qwen": "qwen2",
     "megrez": "qwen2",
-    "smaug-bpe": "dbrx",
+    **dict.fromkeys(("smaug-bpe", "glm4", "chatglm-bpe"), "dbrx"),
     "llama4": "gpt-4o",
-    **dict.fromkeys(("llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), "llama-bpe"),
+    **dict.fromkeys(("llama3", "llama-v3", "falcon3", "pixtral"), "llama-bpe"),
+    **dict.fromkeys(("lfm2", "falcon-h1", "midm-2.0"), "llama-bpe"),
 }
 # These begin a text with a token unless the file says otherwise, and take a word that is a token
 # whole, whatever the merges say.
 _WHOLE = ("llama-bpe", "tekken")
+_COMPOSED = ("qwen2", "qwen35")  # read NFC
 # Tokens that end a text or a turn whatever the file says of them, by llama.cpp's list.
 _END_TEXTS = """
 <|endoftext|> <|end_of_text|> <eos> <EOT> <|im_end|> <|eot_id|> <|eom_id|> <|end|> <end_of_turn>
 <end_of_utterance> <|fim_pad|> <fim_pad> <fim-pad> <PAD> <|fim_repo|> <|repo_name|> <fim-repo>
-<REPO> <reponame> <|file_sep|>
+<REPO> <reponame> <|file_sep|> <turn|> <|tool_response>
 """
 _ENDS = frozenset(_END_TEXTS.split())
+# Where an answer is messages, as of gpt-oss, these end it, and the last does not.
+_MESSAGES = ("<|return|>", "<|call|>", "<|end|>")
 # Tokens around the sides of a text whose middle is missing, by their keys in files.
 _FIM = {"prefix": "fim_pre", "suffix": "fim_suf", "middle": "fim_mid", "repo": "fim_rep"}
 _FIM |= {"file": "fim_sep"}
@@ -125,9 +129,9 @@ def _from_directory(directory: Path, eos_token_ids: tuple[int, ...]) -> Tokenize
     templates = _directory_templates(directory, config)
     template = templates.pop("default", None)
     ends = [special.get("eos_token", "")]
-    added = core.get_added_tokens_decoder().values()
+    added = [each.content for each in core.get_added_tokens_decoder().values()]
     # A token of the template that ends turns elsewhere ends them here.
-    ends += [each.content for each in added if each.content in _ENDS & set(_words(template))]
+    ends += [each for each in added if each in _ends(added) & set(_words(template))]
     found = [core.token_to_id(each) for each in ends]
     _follow_flags(core, config, special)
     return Tokenizer(
@@ -276,6 +280,11 @@ def _add_others(
     core.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in texts])
 
 
+def _ends(tokens: Collection[str]) -> frozenset[str]:
+    # Tokens that end a text, of a vocabulary that has these.
+    return _ENDS.symmetric_difference(_MESSAGES) if {*_MESSAGES} <= {*tokens} else _ENDS
+
+
 def _words(template: str | None) -> list[str]:
     # Strings of a template that look like special tokens.
     return re.findall(r"<[^<>\s]+>", template or "")
@@ -327,7 +336,7 @@ def _build(file: GGUFFile) -> tokenizers.Tokenizer:
             if _pre(metadata) == "default":
                 _LOG.warning("%s names no pre-tokenizer: its words may be others", file.path)
             core = _byte_level(metadata)
-        elif model == "llama":
+        elif model in ("llama", "gemma4"):
             core = _sentencepiece(metadata)
         else:
             raise ModelError(f"{file.path} has a tokenizer of kind {model!r}: {_ADVICE}")
@@ -349,6 +358,12 @@ def _special_id(metadata: Mapping[str, Any], name: str) -> int | None:
     return int(index) if known else None
 
 
+def _begins(metadata: Mapping[str, Any]) -> bool:
+    # Whether texts begin with a token unless the file says otherwise.
+    kind = metadata.get("tokenizer.ggml.model")
+    return kind in ("llama", "gemma4") or _pre(metadata) in _WHOLE
+
+
 def _is_sentencepiece(metadata: Mapping[str, Any]) -> bool:
     return str(metadata.get("tokenizer.ggml.model")) == "llama"
 
@@ -360,7 +375,7 @@ def _pre(metadata: Mapping[str, Any]) -> str:
 
 def _around(metadata: Mapping[str, Any], name: str) -> list[int]:
     # Ids that begin ("bos") or end ("eos") a text.
-    usual = name == "bos" and (_is_sentencepiece(metadata) or _pre(metadata) in _WHOLE)
+    usual = name == "bos" and _begins(metadata)
     if not metadata.get(f"tokenizer.ggml.add_{name}_token", usual):
         return []
     index = _special_id(metadata, name)
@@ -372,12 +387,15 @@ def _around(metadata: Mapping[str, Any], name: str) -> list[int]:
 def _end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     tokens, kinds = metadata["tokenizer.ggml.tokens"], _kinds(metadata)
     named = [_special_id(metadata, name) for name in ("eos", "eot", "eom")]
+    known = _ends(tokens)
+    if "<|call|>" in known:
+        named = [index for index in named if index is None or tokens[index] in known]
     # llama.cpp ends at every "</s>"; here it must be a control token, for Gemma's and Qwen's
     # vocabularies have it as a tag of HTML.
     texts = [
         index
         for index, token in enumerate(tokens)
-        if token in _ENDS or (token == "</s>" and kinds[index] == _CONTROL)
+        if token in known or (token == "</s>" and kinds[index] == _CONTROL)
     ]
     return tuple(dict.fromkeys([*(each for each in named if each is not None), *texts]))
 
@@ -393,8 +411,12 @@ def _byte_level(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     # Refused rather than guessed: other splits give other ids, and a worse text, in silence.
     if kind not in _PATTERNS:
         raise ModelError(f"the pre-tokenizer {kind!r} is not supported: {_ADVICE}")
-    merges = [tuple(pair.split(" ", 1)) for pair in metadata["tokenizer.ggml.merges"]]
-    return _bpe(kind, _vocabulary(metadata), merges)
+    return _bpe(kind, _vocabulary(metadata), _listed_merges(metadata))
+
+
+def _listed_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    pairs = (pair.partition(" ") for pair in metadata["tokenizer.ggml.merges"])
+    return [(first, second) for first, _, second in pairs]
 
 
 def _bpe(kind: str, vocabulary: dict[str, int], merges: list[Any]) -> tokenizers.Tokenizer:
@@ -409,7 +431,7 @@ def _bpe(kind: str, vocabulary: dict[str, int], merges: list[Any]) -> tokenizers
     ]
     splits.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     core.pre_tokenizer = pre_tokenizers.Sequence(splits)
-    if kind == "qwen2":
+    if kind in _COMPOSED:
         core.normalizer = normalizers.NFC()
     core.decoder = decoders.ByteLevel()
     return core
@@ -420,10 +442,12 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
     tokens = metadata["tokenizer.ggml.tokens"]
     unknown = tokens[_special_id(metadata, "unknown") or 0]
+    ranked = not _is_sentencepiece(metadata)  # Gemma 4's has merges, and adds no space
+    merges = _listed_merges(metadata) if ranked else _merges(metadata)
     core = Tokenizer(
         models.BPE(
             _vocabulary(metadata),
-            _merges(metadata),
+            merges,
             unk_token=unknown,
             fuse_unk=True,
             byte_fallback=True,
@@ -431,7 +455,7 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     )
     normal: list[Any] = [normalizers.Replace(" ", _SPACE)]
     decode: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+    if metadata.get("tokenizer.ggml.add_space_prefix", not ranked):
         normal.insert(0, normalizers.Prepend(_SPACE))
         decode.append(decoders.Strip(" ", 1, 0))
     core.normalizer = normalizers.Sequence(normal)
