@@ -67,7 +67,7 @@ def test_what_a_default_uses_is_core_and_all_else_is_a_method() -> None:
     drafters = {name for text in texts for name in parse(text, "drafter").names}
     canvases = [parse(text, "sampler").names for text in DEFAULT_SAMPLERS.values()]
     used = {
-        "drafter": {"none", "string-level", *ALONE, *drafters},  # what a draft model asks for
+        "drafter": {"none", "string-level", "dflash", *ALONE, *drafters},  # files bring them
         "controller": {"fixed", "cost-model"},
         "decoder": {"autoregressive"},
         "sampler": {"tidar", *(name for names in canvases for name in names)},  # base of one

@@ -29,7 +29,8 @@ def loaded(max_context: int = 600, chat: bool = True) -> Loaded:
         name="table",
         fingerprint="0123",
         sampling={},
-        config=SimpleNamespace(eos_token_ids=frozenset()),
+        config=SimpleNamespace(eos_token_ids=frozenset(), family="llama"),
+        weights=dict,
     )
     target: Any = TabularTarget(lambda c: table.logits(c) + favour, VOCABULARY, max_context)
     return Loaded(source, tokenizer, target, RuntimeOptions())

@@ -99,6 +99,15 @@ def test_a_network_starts_from_layers_of_another(train, tmp_path: Path) -> None:
     assert "hydra:steps=2" in load_network(second).metadata["from_command"]
 
 
+def test_a_block_of_masks_is_trained(train, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    done = train("dflash:width=2,layers=1", out)
+    assert done.code == 0, done.err
+    root = load_network(out).parameters["root"]
+    assert abs(root[0] - 1).max() < 0.1  # begun as published ones are
+    assert abs(root[1:]).max() < 0.1
+
+
 def test_weights_that_do_not_fit_are_named(train, tmp_path: Path, model: Path) -> None:
     first, out = tmp_path / "first.safetensors", tmp_path / "out.safetensors"
     assert train(NETWORK, first, "--loss", "cross-entropy").code == 0

@@ -27,6 +27,7 @@ from paceline.methods.networks.s2d import S2D
 from paceline.methods.networks.specformer import SpecFormer
 from paceline.models.config import ModelConfig
 from paceline.networks.base import Network, Shapes
+from paceline.networks.dflash import DFlash
 from paceline.networks.eagle3 import Eagle3
 
 TINY = ModelConfig(
@@ -59,6 +60,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "specformer": lambda: SpecFormer(TINY, width=4, hook_width=32),
     "s2d": lambda: S2D(TINY, steps=3, layers=2),
     "block-parallel": lambda: BlockParallel(TINY, width=4),
+    "dflash": lambda: DFlash(TINY, width=3),
     "draft-lm": lambda: DraftLM(TINY, steps=4, layers=2, ffn_size=32),
     "kangaroo": lambda: Kangaroo(TINY, steps=4, exit=2),
     "imitation": lambda: Imitation(TINY, steps=4, exit=2, ffn_size=32),

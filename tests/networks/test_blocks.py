@@ -194,7 +194,8 @@ def test_says_what_does_not_fit(
         ("dspark", True, "is a DFlash drafter: use --drafter dflash"),
         ("draft-model", True, "needs a model: use --drafter dflash"),
         ("dflash:norm_output=true", True, "leave out norm_output"),
-        ("dflash", False, "name one with --draft-model"),
+        ("dspark", False, "name one with --draft-model"),
+        ("dflash", False, "train some with `paceline train drafter dflash`"),
     ],
 )
 def test_another_drafter_says_which_one(

@@ -48,6 +48,7 @@ def quantised(network: Network, seed: int = 0) -> tuple[Runner, Runner]:
         "ctc",
         "kangaroo",
         "block-parallel",
+        "dflash",
         "clover",
         "falcon",
         "s2d",

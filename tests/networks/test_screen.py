@@ -25,7 +25,7 @@ from paceline.networks.weights import (
     save_network,
 )
 
-WIDE = replace(TINY, width=64, ffn_size=128, vocab_size=400)
+WIDE = replace(TINY, hidden_size=64, ffn_size=128, vocab_size=400)
 IDS = np.arange(1, 400, 2)
 """Many more than are refined."""
 

@@ -128,7 +128,8 @@ class Network(ABC):
         One axis: norm weights, ones. "scale", "hidden_scale": inverse magnitude per axis of
         features and of the last hidden state. "high_spread", "high_scale": magnitude of the high
         layer's input, and its inverse.
-        Names in "residual": zeros, so that the branch starts at zero.
+        Names in "residual": zeros, so that the branch starts at zero. "root": ones in its first
+        row, zeros below.
         """
 
     def target_weights(self) -> list[str]:

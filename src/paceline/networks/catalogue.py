@@ -21,6 +21,7 @@ GROUP = "paceline.networks"
 # A class, or where it is.
 NETWORKS: dict[str, str | type[Network]] = {
     "eagle3": "paceline.networks.eagle3:Eagle3",
+    "dflash": "paceline.networks.dflash:DFlash",
 }
 
 

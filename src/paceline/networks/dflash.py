@@ -8,11 +8,12 @@ same rows for each, which pass through none.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
+from paceline.core.options import require
 from paceline.core.types import LogitArray
 from paceline.models.config import ModelConfig
 from paceline.models.families.base import LayerNames, heads_of
@@ -44,45 +45,36 @@ class MaskedBlock:
 
 
 class DFlash(Network):
-    """Draft a block in one pass.
+    """Draft a block in one pass; `ffn_size` 0 takes the target's own.
 
-    Parameters "root" and "masks", `[slots, width]`, put root and mask in their slots.
+    Parameters "root" and "masks", `[slots, width]`, put root and mask in their slots. Trained here,
+    every slot has a mask of its own.
     """
 
     name: ClassVar[str] = "dflash"
 
     def __init__(
-        self, config: ModelConfig, block: MaskedBlock, read: int, present: Collection[str]
+        self, config: ModelConfig, *, width: int = 7, layers: int = 2, ffn_size: int = 0
     ) -> None:
-        """Set the shape; `read` numbers are read of a row of features, `present` are tensors."""
-        super().__init__(config, steps=1, width=block.slots - (not block.anchored))
-        self.block, self.read, self.present = block, read, present
-        self.layers = config.layers  # type: ignore[misc]
+        require(1 <= layers <= 64, "layers", layers, "1 to 64")
+        own = replace(config, layers=layers, qk_norm=True, ffn_size=ffn_size or config.ffn_size)
+        super().__init__(own, steps=1, width=width)
+        self.layers, self.ffn_size = layers, own.ffn_size  # type: ignore[misc]
+        self.block = MaskedBlock(width + 1, 0)
 
     @property
     def rows(self) -> int:
         return self.block.slots
 
-    @property
-    def feature_width(self) -> int:
-        return self.read
-
     def shapes(self) -> Shapes:
         width = self.config.hidden_size
-        ends: Shapes = {"fc": (width, self.read), "hidden_norm": (width,), "norm": (width,)}
-        return with_biases(ends | family_shapes(self.config, width), self.present)
+        slots = dict.fromkeys(("root", "masks"), (self.rows, width))
+        return {"scale": (self.feature_width,), **slots, **self._body()}
 
-    @property
-    def mask(self) -> int:
-        return self.block.mask
-
-    def constants(
-        self, mask: LogitArray, read: Callable[[str], LogitArray]
-    ) -> dict[str, LogitArray]:
-        """Return "root" and "masks", of the embedding of a mask, float32 `[1, width]`."""
-        root = np.zeros((self.rows, self.config.hidden_size), np.float32)
-        root[0] = 1
-        return {"root": root, "masks": (1 - root) * mask}
+    def _body(self) -> Shapes:
+        width = self.config.hidden_size
+        ends: Shapes = {"fc": (width, self.feature_width), "hidden_norm": (width,)}
+        return ends | {"norm": (width,)} | family_shapes(self.config, width)
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         fused = ops.norm(ops.linear(features * ops.weight("scale"), ["fc"]), "hidden_norm")
@@ -105,7 +97,38 @@ def _behind(ops: Ops, x: Rows, width: int, slots: int) -> Rows:
     return ops.slots(others, slots - 1)
 
 
-class DSpark(DFlash):
+class PublishedDFlash(DFlash):
+    """One whose block, and what it reads, are its publisher's."""
+
+    def __init__(
+        self, config: ModelConfig, block: MaskedBlock, read: int, present: Collection[str]
+    ) -> None:
+        """Set the shape; `read` numbers are read of a row of features, `present` are tensors."""
+        Network.__init__(self, config, steps=1, width=block.slots - (not block.anchored))
+        self.block, self.read, self.present = block, read, present
+        self.layers = config.layers  # type: ignore[misc]
+
+    @property
+    def feature_width(self) -> int:
+        return self.read
+
+    def shapes(self) -> Shapes:
+        return with_biases(self._body(), self.present)
+
+    @property
+    def mask(self) -> int:
+        return self.block.mask
+
+    def constants(
+        self, mask: LogitArray, read: Callable[[str], LogitArray]
+    ) -> dict[str, LogitArray]:
+        """Return "root" and "masks", of the embedding of a mask, float32 `[1, width]`."""
+        root = np.zeros((self.rows, self.config.hidden_size), np.float32)
+        root[0] = 1
+        return {"root": root, "masks": (1 - root) * mask}
+
+
+class DSpark(PublishedDFlash):
     """Draft as DFlash, and move the logits of each slot by the token drafted before it.
 
     The state is one row: what the slots say, `[slot, drafted (+ hidden, if gated)]`, the next slot

@@ -36,7 +36,7 @@ from paceline.models.weights import Weights
 from paceline.networks import assistant
 from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import before, decoder_layer, family_shapes, with_biases
-from paceline.networks.dflash import DFlash, DSpark, MaskedBlock
+from paceline.networks.dflash import DSpark, MaskedBlock, PublishedDFlash
 from paceline.networks.last_state import PublishedEagle, PublishedMedusa
 from paceline.networks.pickled import PickledTensors
 from paceline.networks.weights import LazyTensors, Trained, as_stored
@@ -51,11 +51,7 @@ DRAFTERS = {
     "Medusa": "medusa",
     assistant.KIND: assistant.Assistant.name,
 }
-ALONE = (
-    "dflash",
-    "dspark",
-    assistant.Assistant.name,
-)  # those of them for which nothing is trained here
+ALONE = ("dspark", assistant.Assistant.name)  # those for which nothing is trained here
 _STEPS = 7  # of a draft at most, where the config names none
 
 # Tensors outside the layers in safetensors and pickles, and in GGUF files. Of the first layer
@@ -202,7 +198,7 @@ class BlockWiring(Wiring):
     ) -> Network:
         if self.block.rank:
             return DSpark(config, self.block, read, present, drafted)
-        return DFlash(config, self.block, read, present)
+        return PublishedDFlash(config, self.block, read, present)
 
     def said(self) -> dict[str, Any]:
         block = self.block
@@ -457,7 +453,7 @@ class PublishedHead:
             "head", weights, ids, self._read("head")[order], 0
         ):
             read["head"] = lambda: np.ascontiguousarray(self._read("head")[order])
-        if isinstance(network, DFlash | PublishedPEagle):
+        if isinstance(network, PublishedDFlash | PublishedPEagle):
             place, own_table = near[network.mask][None], "embed" in read
             mask = self._read("embed")[place] if own_table else _rows(weights, "embed", place)
             for name, made in network.constants(mask, self._read).items():

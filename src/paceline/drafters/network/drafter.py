@@ -397,8 +397,8 @@ class AssistantDrafter(TrainedDrafter):
 
 class DFlashDrafter(TrainedDrafter):
     name: ClassVar[str] = "dflash"
-    paper = "DFlash, Chen et al. 2026, arXiv:2602.06036"
-    requires = "features; a published drafter (--draft-model)"
+    paper = "after DFlash, Chen et al. 2026, arXiv:2602.06036"
+    requires = "features; a published drafter (--draft-model), or weights (paceline train drafter)"
 
 
 class DSparkDrafter(TrainedDrafter):

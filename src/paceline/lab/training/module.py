@@ -206,6 +206,8 @@ def _first(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
         return torch.ones(shape)
     if name.endswith("residual"):
         return torch.zeros(shape)
+    if name == "root":  # in the first slot, alone
+        return (torch.arange(shape[0]) == 0).float()[:, None].expand(shape).clone()
     return torch.randn(shape, generator=generator) / math.sqrt(shape[-1])
 
 
