@@ -33,7 +33,7 @@ from paceline.errors import EngineFailed, PacelineError
 from paceline.lab.measure.machine import dumps
 from paceline.lab.measure.prompts import BUILT_IN
 from paceline.serving.answers.parser import AnswerParser
-from paceline.serving.answers.style import call_grammar, find_style
+from paceline.serving.answers.style import find_style
 from paceline.serving.messages import describe_tools
 
 Json = dict[str, Any]
@@ -166,10 +166,9 @@ class Alone:
         if "response_format" in body:
             extra["constraint"] = engine.grammar.json_schema(SCHEMA)
         mode = body.get("tool_choice")
-        begin, end, *keys = call_grammar(style)
-        if mode == "required" or (mode == "auto" and begin and not body.get("ignore_eos")):
+        if mode == "required" or (mode == "auto" and style.before and not body.get("ignore_eos")):
             extra["constraint"] = engine.grammar.tool_calls(
-                TOOLS, mode, begin=begin, end=end, keys=(keys[0], keys[1])
+                TOOLS, mode, begin=style.before, end=style.after, form=style.form
             )
         extra |= {name: body[name] for name in SAME if name in body}
         bias = {int(token): value for token, value in body.get("logit_bias", {}).items()}
