@@ -29,7 +29,7 @@ def loaded(max_context: int = 600, chat: bool = True) -> Loaded:
         name="table",
         fingerprint="0123",
         sampling={},
-        config=SimpleNamespace(eos_token_ids=frozenset(), family="llama"),
+        config=SimpleNamespace(eos_token_ids=frozenset(), family="llama", token_to_come=None),
         weights=dict,
     )
     target: Any = TabularTarget(lambda c: table.logits(c) + favour, VOCABULARY, max_context)

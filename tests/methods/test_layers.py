@@ -245,7 +245,7 @@ def cached(target: CpuTarget, cache: Any) -> np.ndarray:
     """Keys and values of all tokens of a sequence, in all layers."""
     pool, rows = target.memory, range(cache.length)
     return np.stack(
-        [np.stack(pool.token(cache.blocks[row // 32], row % 32)).copy() for row in rows]
+        [np.stack(pool.slabs[0].token(cache.blocks[row // 32], row % 32)).copy() for row in rows]
     )
 
 
