@@ -55,7 +55,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 70_012,
+    "lines": 70_014,
     "lines of methods": 11_484,
     "modules": 427,
     "docstrings": 0.14,

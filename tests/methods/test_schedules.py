@@ -280,7 +280,10 @@ def test_mirror_continues_every_row() -> None:
 def cached(target: CpuTarget, cache: Any, rows: int) -> np.ndarray:
     pool = target.memory
     return np.stack(
-        [np.stack(pool.slabs[0].token(cache.blocks[row // 32], row % 32)).copy() for row in range(rows)]
+        [
+            np.stack(pool.slabs[0].token(cache.blocks[row // 32], row % 32)).copy()
+            for row in range(rows)
+        ]
     )
 
 

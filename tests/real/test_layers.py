@@ -54,7 +54,10 @@ def test_the_cache_is_that_of_the_text(loaded: Loaded, drafter: str) -> None:
     target.prefill(fresh, sequence.tokens[:-1])
     pool = target.memory  # type: ignore[attr-defined]
     for row in range(fresh.length):
-        a, b = (pool.slabs[0].token(each.blocks[row // 32], row % 32) for each in (sequence.cache, fresh))
+        a, b = (
+            pool.slabs[0].token(each.blocks[row // 32], row % 32)
+            for each in (sequence.cache, fresh)
+        )
         assert all(map(np.array_equal, a, b))
     decoder.close(sequence)
     target.release(fresh)

@@ -210,6 +210,7 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     """Run `work` in a thread of its own, for which the end of the process does not wait."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
+    held = [work]
 
     def tell(settle: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # a signal has ended the loop before
@@ -217,7 +218,8 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
 
     def run() -> None:
         try:
-            tell(partial(future.set_result, work()))
+            done = held.pop()()  # when that is told, this thread holds nothing of the work
+            tell(partial(future.set_result, done))
         except BaseException as error:
             tell(partial(future.set_exception, error))
 
