@@ -379,7 +379,7 @@ class QuantisedFiles:
         return self._packed(base)
 
     def _micro(self, name: str, blocks: str, scales: str) -> _Micro:
-        nibbles, powers = self._raw(blocks, "U8"), self._raw(scales, "U8", "F8_E8M0")
+        nibbles, powers = self._raw(blocks, ("U8",)), self._raw(scales, ("U8", "F8_E8M0"))
         self._fit(name, nibbles.size == 16 * powers.size > 0)
         self._fit(name, nibbles.shape[: powers.ndim - 1] == powers.shape[:-1])
         rows = nibbles.size // (16 * powers.shape[-1])
@@ -387,8 +387,8 @@ class QuantisedFiles:
         return _Micro(shape, nibbles.reshape(rows, -1), powers.reshape(rows, -1))
 
     def _gptq(self, base: str) -> _Scaled:
-        words = self._raw(f"{base}.qweight", "I32")
-        groups = self._raw(f"{base}.g_idx", "I32").astype(np.int64)
+        words = self._raw(f"{base}.qweight", ("I32",))
+        groups = self._raw(f"{base}.g_idx", ("I32",)).astype(np.int64)
         self._fit(base, words.ndim == 2 and groups.ndim == 1 and groups.size > 0)
         bits = self._bits(base, 32 * len(words) / len(groups))
 
@@ -404,7 +404,7 @@ class QuantisedFiles:
         )
 
     def _awq(self, base: str) -> _Scaled:
-        words, scales = self._raw(f"{base}.qweight", "I32"), self._shape(f"{base}.scales")
+        words, scales = self._raw(f"{base}.qweight", ("I32",)), self._shape(f"{base}.scales")
         self._fit(base, words.ndim == 2 and scales[0] > 0 and len(words) % scales[0] == 0)
         shape = 8 * words.shape[1], len(words)
         groups = np.arange(shape[1]) // (shape[1] // scales[0])
@@ -425,7 +425,7 @@ class QuantisedFiles:
     ) -> dict[str, Any]:
         # Scales and zero points of GPTQ and AWQ, which lie by group. The first GPTQ has one `less`
         # of each in the file, and engines disagree what the largest means.
-        zeros, most = self._raw(f"{base}.qzeros", "I32"), (1 << bits) - 1
+        zeros, most = self._raw(f"{base}.qzeros", ("I32",)), (1 << bits) - 1
         shape = self._shape(f"{base}.scales")
         self._fit(base, len(shape) == 2 and shape[1] == outputs)
         self._fit(base, zeros.shape == (shape[0], outputs * bits // 32))
@@ -447,8 +447,8 @@ class QuantisedFiles:
 
     def _packed(self, base: str) -> _Scaled:
         # Of compressed-tensors: rows of words.
-        words = self._raw(f"{base}.weight_packed", "I32")
-        told = self._raw(f"{base}.weight_shape", "I64", "I32")
+        words = self._raw(f"{base}.weight_packed", ("I32",))
+        told = self._raw(f"{base}.weight_shape", ("I64", "I32"))
         self._fit(base, words.ndim == 2 and told.shape == (2,) and told[0] == len(words))
         shape = len(words), int(told[1])
         bits = next((b for b in (2, 4, 8) if -(-shape[1] * b // 32) == words.shape[1]), 0)
@@ -468,7 +468,7 @@ class QuantisedFiles:
         whole = self._said.get("quant_method") == "compressed-tensors"  # or two of MXFP4 in each
         if kind not in ("F8_E4M3", "F8_E5M2", *(["I8"] if whole else [])):
             raise _unread(self._path, f"{kind} with scales ({base})")
-        raw = self._raw(f"{base}.weight", kind)
+        raw = self._raw(f"{base}.weight", (kind,))
         self._fit(base, raw.ndim == 2)
         if kind == "I8":
             return self._by_rows(base, raw.shape, lambda rows: raw[rows], 0)
@@ -498,7 +498,7 @@ class QuantisedFiles:
         height, width = fit[0]
         groups = np.arange(shape[1]) // width
         if f"{base}.weight_g_idx" in self._files:
-            told = self._raw(f"{base}.weight_g_idx", "I32").astype(np.int64)
+            told = self._raw(f"{base}.weight_g_idx", ("I32",)).astype(np.int64)
             self._fit(base, told.shape == groups.shape and told.max() < by[1])
             groups = groups if (told < 0).all() else told
             self._fit(base, groups.min() >= 0)
@@ -517,7 +517,7 @@ class QuantisedFiles:
     ) -> Callable[[IntArray], Codes] | None:
         # Zero points that lie beside; without them codes are symmetric.
         name, middle = f"{base}.weight_zero_point", 1 << bits >> 1
-        found = self._raw(name, "I32", "I8", "F8_E4M3") if name in self._files else np.zeros(1)
+        found = self._raw(name, ("I32", "I8", "F8_E4M3")) if name in self._files else np.zeros(1)
         if found.dtype != np.int32 and not found.any():
             return (lambda rows: np.full((len(rows), by[1]), middle)) if bits else None
         if bits:
@@ -540,7 +540,7 @@ class QuantisedFiles:
     def _scales(self, name: str) -> LogitArray:
         if self._files.kind(name) not in ("U8", "F8_E8M0"):
             return self._files.read(name)
-        powers = self._raw(name, "U8", "F8_E8M0").astype(np.int32)
+        powers = self._raw(name, ("U8", "F8_E8M0")).astype(np.int32)
         return np.ldexp(np.float32(1), powers - 127)
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -548,7 +548,7 @@ class QuantisedFiles:
             raise ModelError(f"{self._path} has no tensor {name}: download the model again")
         return self._files.shape(name)
 
-    def _raw(self, name: str, *kinds: str) -> Codes:
+    def _raw(self, name: str, kinds: tuple[str, ...]) -> Codes:
         shape = self._shape(name)
         kind, raw = self._files.stored(name)
         if kind not in kinds:

@@ -87,7 +87,9 @@ class TorchModel:
         )
         return found
 
-    def _no_rows(self, _layer: int, heads: Heads, queries: Tensor, *_: Tensor) -> Tensor:
+    def _no_rows(
+        self, _layer: int, heads: Heads, queries: Tensor, _keys: Tensor, _values: Tensor
+    ) -> Tensor:
         # Reads what attention does.
         if heads.sinks is not None:
             self.tensor(heads.sinks)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from typing import Literal
 
 from paceline.serving.answers.call import SPACE
 from paceline.serving.answers.parser import AnswerParser
-from paceline.serving.answers.style import Style
 
 _BEGINS = ("<|start|>assistant", "<|channel|>", " to=", "to=")
 _BODY = "<|message|>"
@@ -25,17 +23,8 @@ class ChannelParser(AnswerParser):
     header. All else is content.
     """
 
-    def __init__(
-        self,
-        style: Style,
-        names: Collection[str] = (),
-        *,
-        inside: bool = False,
-        request: str = "",
-    ) -> None:
-        """Start an answer; arguments as of `AnswerParser`."""
-        super().__init__(style, names, inside=inside, request=request)
-        self._runs = [re.compile(r"[^<]+")] * 2
+    def _runs_before(self) -> list[re.Pattern[str]]:
+        return [re.compile(r"[^<]+")] * 2
 
     def _start(self, char: str) -> None:
         # Within a header.

@@ -106,7 +106,7 @@ class AnswerParser:
         self._starts = [f"{opened}{head}" for head in self._python for opened in ("[", "")]
         self._end = style.end  # of the calls that are read
         self._think = style.think or ("", "")
-        self._runs = [_run_before(each) for each in (self._marks_of_calls, [self._think[1]])]
+        self._runs = self._runs_before()
         self._request = request
         self._out: list[Delta] = []
         # Read and not yet given out: the text of what may become a call; then white space, and
@@ -130,6 +130,10 @@ class AnswerParser:
         self._state: Callable[[str], None] = self._text
         if style.think is not None:
             self._state = self._reasoning if inside else self._start
+
+    def _runs_before(self) -> list[re.Pattern[str]]:
+        # What begins no marker, in content and in reasoning.
+        return [_run_before(each) for each in (self._marks_of_calls, [self._think[1]])]
 
     def feed(self, piece: str) -> list[Delta]:
         """Add text; return what is certain with it."""
