@@ -15,7 +15,7 @@ from tests.structure import MODULES, ROOT, TOP, Import, folder, imports_of, inne
 
 from paceline.core.expressions import parse
 from paceline.methods import METHODS
-from paceline.networks.published import ALONE
+from paceline.networks.published import DRAFTERS
 from paceline.registry import assembly
 from paceline.registry.samplers import DEFAULT_SAMPLERS
 from paceline.registry.table import BUILT_IN
@@ -67,7 +67,7 @@ def test_what_a_default_uses_is_core_and_all_else_is_a_method() -> None:
     drafters = {name for text in texts for name in parse(text, "drafter").names}
     canvases = [parse(text, "sampler").names for text in DEFAULT_SAMPLERS.values()]
     used = {
-        "drafter": {"none", "string-level", "dflash", *ALONE, *drafters},  # files bring them
+        "drafter": {"none", "string-level", *DRAFTERS.values(), *drafters},  # files bring them
         "controller": {"fixed", "cost-model"},
         "decoder": {"autoregressive"},
         "sampler": {"tidar", *(name for names in canvases for name in names)},  # base of one

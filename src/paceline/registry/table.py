@@ -77,6 +77,8 @@ BUILT_IN: Index = {
         "none": "paceline.drafters.base:NoDrafter",
         "recycling": "paceline.drafters.recycling:Recycling",
         "eagle3": "paceline.drafters.network.drafter:Eagle3Drafter",
+        "eagle": "paceline.drafters.network.drafter:EagleDrafter",
+        "medusa": "paceline.drafters.network.drafter:MedusaDrafter",
         "mtp": "paceline.drafters.network.drafter:MtpDrafter",
         "assistant": "paceline.drafters.network.drafter:AssistantDrafter",
         "dflash": "paceline.drafters.network.drafter:DFlashDrafter",

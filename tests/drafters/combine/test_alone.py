@@ -15,12 +15,11 @@ from paceline.core.target import Output, Rows
 from paceline.core.types import Budget, Needs, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.combine.fallback import FallbackDrafter
-from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.drafters.network.drafter import EagleDrafter, TrainedDrafter
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.prefill import Chunk
 from paceline.engine.stopping import StopRules
 from paceline.methods.networks.draft_lm import DraftLMDrafter
-from paceline.methods.networks.eagle import EagleDrafter
 from paceline.methods.networks.hydra import HydraDrafter
 from paceline.methods.networks.longspec import LongSpecDrafter
 from paceline.methods.prompt_lookup import PromptLookup

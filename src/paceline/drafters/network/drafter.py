@@ -382,6 +382,16 @@ class Eagle3Drafter(TrainedDrafter):
     paper = "after EAGLE-3, Li et al. 2025, arXiv:2503.01840"
 
 
+class EagleDrafter(TrainedDrafter):
+    name: ClassVar[str] = "eagle"
+    paper = "after EAGLE, Li et al. 2024, arXiv:2401.15077"
+
+
+class MedusaDrafter(TrainedDrafter):
+    name: ClassVar[str] = "medusa"
+    paper = "after Medusa, Cai et al. 2024, arXiv:2401.10774"
+
+
 class MtpDrafter(TrainedDrafter):
     name: ClassVar[str] = "mtp"
     paper = "after DeepSeek-V3, DeepSeek-AI 2024, arXiv:2412.19437"

@@ -1,4 +1,4 @@
-"""EAGLE-1 and EAGLE-2 drafter: autoregression on hidden states (Li et al. 2024).
+"""EAGLE-1 and EAGLE-2 network: autoregression on hidden states (Li et al. 2024).
 
 One decoder layer predicts the next hidden state from the last one and the next token's embedding.
 Trained by regression beside the token loss. Unlike in the paper, inputs are scaled and normed: at
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import ModelConfig
 from paceline.models.ops import Ops, Rows, Sight
 from paceline.networks.base import Network, Shapes
@@ -55,8 +54,3 @@ class Eagle(Network):
         x = ops.linear(ops.concat([embedded, hidden * ops.weight("hidden_scale")]), ["fuse"])
         x = decoder_layer(ops, self.config, layer_names("layer", "layer_norm"), x, sees)
         return ops.norm(x, "norm")  # as the target's own hidden states come out of a norm
-
-
-class EagleDrafter(TrainedDrafter):
-    name: ClassVar[str] = "eagle"
-    paper = "after EAGLE, Li et al. 2024, arXiv:2401.15077"

@@ -1,4 +1,4 @@
-"""Medusa drafter: one residual head per depth (Cai et al. 2024, section 2.1).
+"""Medusa network: one residual head per depth (Cai et al. 2024, section 2.1).
 
 All heads share the target's LM head.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import ModelConfig
 from paceline.models.ops import Ops, Rows
 from paceline.networks.base import Network, Shapes
@@ -34,8 +33,3 @@ class Medusa(Network):
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state)
-
-
-class MedusaDrafter(TrainedDrafter):
-    name: ClassVar[str] = "medusa"
-    paper = "after Medusa, Cai et al. 2024, arXiv:2401.10774"
