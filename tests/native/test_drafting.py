@@ -12,6 +12,7 @@ from paceline.native import program as native_program
 from paceline.native.library import KV_DTYPES, CHeads
 from paceline.native.packed import Packed
 from paceline.native.program import PICKED, ChainNoise, Columns, Operand, Program, noise_records
+from paceline.runtimes.reference.arithmetic import active, exact_gelu
 from paceline.sampling.gumbel import GumbelNoise
 
 RNG = np.random.default_rng(7)
@@ -37,6 +38,22 @@ def random(*shape: int) -> Any:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
+def test_gelus_are_those_of_the_reference_and_of_torch() -> None:
+    """Within 3e-7, to the same bits at every level; the one by its tanh is another."""
+    functional = pytest.importorskip("torch.nn.functional")
+    ends = np.array([0, 1e-30, 14, 50, 1e4], np.float32)
+    given = np.concatenate([np.linspace(-14, 14, 4097, dtype=np.float32), ends, -ends])
+    made, width = program(), len(given)
+    x, to = loaded(made, "x", "rows", width), made.buffer("rows", width)
+    made.join(native_program.EXACT_GELU, Operand(x), Operand(x), to)
+    made.run({"rows": 1}, {"x": bits(given)}, 1)
+    found = made.read(to, 1)[0]
+    np.testing.assert_array_equal(found, exact_gelu(given))
+    exact = functional.gelu(functional.torch.from_numpy(given.astype(float))).numpy()
+    np.testing.assert_allclose(found, exact, rtol=2e-7, atol=3e-7)
+    assert np.abs(active(given, "gelu") - exact).max() > 1e-4
+
+
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("width", [32, 40])
 def test_rows_are_put_together_number_by_number(rows: int, width: int) -> None:
@@ -59,6 +76,7 @@ def test_rows_are_put_together_number_by_number(rows: int, width: int) -> None:
         ),
         (native_program.TANH, Operand(b), Operand(b), np.tanh(many)),
         (native_program.SILU, Operand(b), Operand(b), many / (1 + np.exp(-many.astype(float)))),
+        (native_program.EXACT_GELU, Operand(b), Operand(b), exact_gelu(many)),
         (native_program.RELU2, Operand(b), Operand(b), np.square(np.maximum(many, 0))),
         (
             native_program.GATE,

@@ -1,8 +1,8 @@
-"""Published P-EAGLE, EAGLE-1 and Medusa heads: read in every layout, they compute what they say.
+"""Published heads that are no EAGLE-3: read in every layout, they compute what they say.
 
-EAGLE-1 beside a layer of transformers without its first norm, Medusa beside modules of PyTorch put
-together as its paper says, P-EAGLE beside the module of speculators where that can be imported, and
-beside an EAGLE-3 head that drafts its masks one after another.
+EAGLE-1 beside a layer of transformers without its first norm, Medusa and the MLP speculator beside
+modules of PyTorch put together as their papers say, P-EAGLE beside the module of speculators where
+that can be imported, and beside an EAGLE-3 head that drafts its masks one after another.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
 from paceline.models.source import DirectorySource
 from paceline.networks.published import PublishedHead, open_head
+from paceline.networks.runner import ContextUpdate
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.reference.target import ReferenceTarget
 from paceline.runtimes.torch.target import TorchTarget
@@ -311,6 +312,132 @@ def test_medusa_is_modules_of_torch(
     assert apart(found[::-1], wanted.numpy()) > 1e-2
 
 
+# MLP speculator
+
+INNER = 96
+
+
+class ShiftedNorm(nn.Module):
+    def __init__(self, width: int, *, affine: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(1 + torch.randn(width) / 4) if affine else None
+        self.bias = nn.Parameter(torch.randn(width) / 4) if affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+        return x if self.weight is None else self.weight * x + self.bias
+
+
+class Speculator(nn.Module):
+    """The equations of its authors; names of modules are those of the checkpoints."""
+
+    def __init__(self, *, tied: bool, scaled: bool, steps: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.steps, self.scaled, self.gelu = steps, scaled, nn.GELU()
+
+        def each(*made: nn.Module) -> nn.ModuleList:  # steps that are tied have the last one
+            return nn.ModuleList(made[min(step, len(made) - 1)] for step in range(steps))
+
+        own, vocabulary = 1 if tied else steps, CONFIG.vocab_size
+        self.emb = each(*(nn.Embedding(vocabulary, INNER) for _ in range(own)))
+        first = nn.Linear(WIDTH, INNER, bias=False)
+        rest = [nn.Linear(INNER, INNER, bias=False) for _ in range(1 if tied else steps - 1)]
+        self.proj = each(first, *rest)
+        self.head = each(*(nn.Linear(INNER, vocabulary, bias=False) for _ in range(own)))
+        self.ln = each(*(ShiftedNorm(INNER) for _ in range(own)))
+        self.ln0 = ShiftedNorm(WIDTH, affine=False)
+
+    @torch.inference_mode()
+    def draft(self, hidden: np.ndarray, tokens: list[int]) -> np.ndarray:
+        kept = 0.5 ** (0.5 / self.steps)
+        weight = ((1 - kept**2) * (INNER / 2)) ** 0.5
+        state, out = torch.from_numpy(hidden), []
+        state = self.ln0(state) / 2**0.5 if self.scaled else state
+        for step, token in enumerate(tokens):
+            z = self.emb[step](torch.tensor(token))
+            mixed = torch.add(self.proj[step](state), z, alpha=weight / kept)
+            state = self.gelu(self.ln[step](mixed))
+            out.append(self.head[step](state))
+        return torch.stack(out).numpy()
+
+
+def speculator(path: Path, *, tied: bool = False, scaled: bool = True) -> Speculator:
+    """Write one, of which tied tensors are there once, and return it."""
+    made = Speculator(tied=tied, scaled=scaled)
+    tensors = {f"speculator.{k}": v.contiguous() for k, v in dict(made.named_parameters()).items()}
+    path.mkdir()
+    save_file(tensors, path / "model.safetensors")
+    config = {
+        "architectures": ["MLPSpeculatorPreTrainedModel"],
+        "model_type": "mlp_speculator",
+        "emb_dim": WIDTH,
+        "inner_dim": INNER,
+        "n_predict": 4,
+        "vocab_size": CONFIG.vocab_size,
+        "tie_weights": tied,
+        "scale_input": scaled,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    return made
+
+
+@pytest.mark.parametrize("made", [{}, {"tied": True}, {"scaled": False}])
+def test_mlp_speculator_is_modules_of_torch(
+    tmp_path: Path,
+    source: DirectorySource,
+    target: CpuTarget | TorchTarget,
+    made: dict[str, Any],
+) -> None:
+    judge = speculator(tmp_path / "head", **made)
+    head = opened(tmp_path / "head")
+    assert (head.wiring.kind, head.wiring.drafter) == ("MLP speculator", "mlp-speculator")
+    asked = [TOKENS[-1], *DRAFTED]
+    hidden, before = (states(source, (at,))[-2] for at in (FINAL, CONFIG.layers))
+    found, wanted = chain(target, tmp_path / "head", source), judge.draft(hidden, asked)
+    assert apart(found, wanted) < 1e-5
+    assert apart(found, judge.draft(before, asked)) > 1e-2  # before the final norm
+    judge.scaled = not judge.scaled
+    assert apart(found, judge.draft(hidden, asked)) > 1e-2
+    judge.scaled, judge.gelu = not judge.scaled, nn.GELU(approximate="tanh")
+    assert apart(found, judge.draft(hidden, asked)) > 1e-5
+    judge.gelu, judge.steps = nn.GELU(), 3
+    assert apart(found[:3], judge.draft(hidden, asked[:3])) > 1e-2
+    if not made.get("tied"):
+        judge.steps, judge.head = 4, nn.ModuleList([judge.head[0]] * 4)
+        assert apart(found[1:], judge.draft(hidden, asked)[1:]) > 1e-2
+
+
+def test_branches_of_any_depths_take_their_own_steps(
+    tmp_path: Path, source: DirectorySource, target: CpuTarget | TorchTarget
+) -> None:
+    """Side by side in one call, where steps have weights of their own."""
+    speculator(tmp_path / "head")
+    trained = opened(tmp_path / "head").fit(source.config, source.weights(), "")
+    runner = target.run_network(trained)
+    features = states(source, (FINAL,))[:-1]
+    [root] = runner.start([ContextUpdate(runner.open(), features, TOKENS[1:])])
+    [first] = runner.advance([(root, [3])])
+    together = runner.advance([(first, [5]), (root, [4]), (first, [6])])
+    alone = [runner.advance([each])[0] for each in ((first, [5]), (root, [4]), (first, [6]))]
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(one.logits, other.logits, rtol=1e-5, atol=1e-6)
+    assert together[1].step == 1
+    assert apart(together[0].logits, together[1].logits) > 1e-2
+
+
+def test_speculators_of_others_are_refused_by_name(tmp_path: Path) -> None:
+    speculator(tmp_path / "head")
+    file = tmp_path / "head" / "config.json"
+    text = file.read_text()
+    file.write_text(text.replace("MLPSpec", "ArcticMLPSpec"))
+    with pytest.raises(InvalidOption, match="Arctic speculator, which is not read"):
+        open_head(tmp_path / "head")
+    file.write_text(text.replace('"n_predict"', '"predicts"'))
+    with pytest.raises(InvalidOption, match=r"no whole MLP speculator .*n_predict"):
+        open_head(tmp_path / "head")
+
+
 # All of them
 
 
@@ -319,12 +446,14 @@ def write_one(kind: str, path: Path) -> Path:
         parallel(path / "head")
     elif kind == "EAGLE-1":
         eagle(path / "head")
+    elif kind == "MLP speculator":
+        speculator(path / "head")
     else:
         medusa(path, "pt")
     return path / "head"
 
 
-KINDS = ("P-EAGLE", "EAGLE-1", "Medusa")
+KINDS = ("P-EAGLE", "EAGLE-1", "Medusa", "MLP speculator")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -333,7 +462,7 @@ def test_the_reference_drafts_the_same(
     tmp_path: Path, source: DirectorySource, kind: str, precision: str
 ) -> None:
     path = write_one(kind, tmp_path)
-    logits = chain if kind == "EAGLE-1" else slots
+    logits = slots if kind in ("P-EAGLE", "Medusa") else chain
     both = [
         logits(runtime(source.config, source.weights(), precision), path, source)  # type: ignore[operator]
         for runtime in (CpuTarget, ReferenceTarget)
@@ -374,6 +503,9 @@ def test_texts_are_those_without_drafts(tmp_path: Path, kind: str) -> None:
         ("Medusa", {"1.1.weight": None}, "no tensor for heads.1"),
         ("Medusa", {"1.0.linear.bias": torch.ones(3)}, "1.0.linear.bias is 3 and not 64"),
         ("Medusa", {"token_map": torch.ones(3)}, "token_map is unknown"),
+        ("MLP speculator", {"speculator.proj.2.weight": None}, "no tensor for proj.2"),
+        ("MLP speculator", {"speculator.ln.1.bias": torch.ones(3)}, "ln.1.bias is 3 and not 96"),
+        ("MLP speculator", {"speculator.gate.0.weight": torch.ones(3)}, "gate.0.weight is unknown"),
     ],
 )
 def test_half_a_head_is_refused(

@@ -103,6 +103,7 @@ _DRAFTERS = (
     (r"MTPDraftModel|\bmtp\b", "MTP"),
     (r"Gemma4\w*Assistant|gemma4\w*[-_]assistant", "Gemma 4 assistant"),
     (r"[Mm]edusa", "Medusa"),
+    (r"Arctic\w*Speculator|MLPVariant", "Arctic speculator"),
     (r"MLPSpeculator|mlp_speculator", "MLP speculator"),
     (r"pard2", "PARD-2"),
 )

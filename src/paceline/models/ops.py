@@ -259,7 +259,9 @@ class Ops(Protocol):
 
     def tanh(self, x: Rows) -> Rows: ...
 
-    def gelu(self, x: Rows) -> Rows: ...
+    def gelu(self, x: Rows, *, exact: bool = False) -> Rows:
+        """Return GELU by its tanh, or if `exact` by the error function."""
+        ...
 
     def times(self, x: Rows, by: str | float) -> Rows:
         """Return `x` times a number, or the only one of a parameter of that name."""

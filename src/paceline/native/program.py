@@ -39,7 +39,7 @@ _KEY = 16
 _SHARPNESS = Struct("<f4x")
 
 # Elementwise operations of `join`.
-SUM, PRODUCT, SILU, TANH, GATE, GATE_ROW, GELU, RELU2 = range(8)
+SUM, PRODUCT, SILU, TANH, GATE, GATE_ROW, GELU, RELU2, EXACT_GELU = range(9)
 
 # Which rows `attention` computes, and how far those of `runs` see; `Asked` and `Upto` in C++.
 ALL, LAST, LENT = range(3)

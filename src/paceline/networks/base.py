@@ -70,6 +70,8 @@ class Network(ABC):
     If not, the text's first token gets a row too, a step drafts one token, and the draft after a
     token is the same whether that token was drafted or committed.
     """
+    # Steps behind the first have the same weights.
+    alike: bool = True
     # Early exit: number of the target's first layers that run with the target's weights.
     exit: int = 0
     # Number of the target's last layers that run instead.

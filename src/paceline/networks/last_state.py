@@ -1,11 +1,13 @@
 """Heads that others publish which read the target's last hidden state, after its final norm, alone.
 
 EAGLE-1, EAGLE-2 and HASS are one network (Li et al. 2024, arXiv:2401.15077), Medusa another (Cai et
-al. 2024, arXiv:2401.10774). Our own of these names are wired otherwise.
+al. 2024, arXiv:2401.10774), of which our own of these names are wired otherwise. The MLP speculator
+is a third (Wertheimer et al. 2024, arXiv:2404.19124).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import ClassVar
 
@@ -101,3 +103,58 @@ class PublishedMedusa(Network):
         parts = ops.split(ops.slots(state, 1), (self.config.hidden_size,) * self.width)
         heads = [ops.linear(x, [f"heads.{head}"]) for head, x in enumerate(parts)]
         return ops.slots(ops.concat(heads), self.width)
+
+
+class MlpSpeculator(Network):
+    """Draft one token per step, each from the state before and an embedding of its own.
+
+    The first state is the target's; if that is `normed`, parameter "input_norm" is `[width]`, all
+    alike. Where steps are `tied` they share all but the first matrix, "fc".
+    """
+
+    name: ClassVar[str] = "mlp-speculator"
+
+    def __init__(
+        self, config: ModelConfig, inner: int, tied: bool, normed: bool, steps: int
+    ) -> None:
+        """Set the shape; states are `inner` wide."""
+        super().__init__(config, steps=steps)
+        self.inner, self.alike, self.normed = inner, tied, normed
+        kept = 0.5 ** (0.5 / steps)  # of a state, by a step
+        self._embedded = math.sqrt((1 - kept * kept) * inner / 2) / kept
+
+    @property
+    def feature_width(self) -> int:
+        return self.config.hidden_size
+
+    def shapes(self) -> Shapes:
+        inner, out = self.inner, Shapes(fc=(self.inner, self.config.hidden_size))
+        for step in {self._of(each) for each in range(self.steps)}:
+            out |= dict.fromkeys((f"ln.{step}", f"ln.{step}.bias"), (inner,))
+            out |= dict.fromkeys((f"emb.{step}", f"heads.{step}"), (self.config.vocab_size, inner))
+        for step in range(1, 1 + self._of(self.steps - 1, 1)):
+            out[f"proj.{step}"] = (inner, inner)
+        return out
+
+    def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
+        hidden = ops.last(features)
+        if self.normed:
+            hidden = ops.norm(hidden, "input_norm")
+        embedded = ops.last(ops.embed(tokens, table="emb.0"))
+        return self._next(ops, hidden * ops.weight("scale"), "fc", embedded, 0)
+
+    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
+        return ops.linear(state, [f"heads.{self._of(step)}"])
+
+    def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
+        embedded = ops.embed(tokens, table=f"emb.{self._of(step)}")
+        return self._next(ops, state, f"proj.{self._of(step, 1)}", embedded, self._of(step))
+
+    def _of(self, step: int, first: int = 0) -> int:
+        # Of steps that share what they have, the first one.
+        return min(step, first) if self.alike else step
+
+    def _next(self, ops: Ops, state: Rows, name: str, embedded: Rows, step: int) -> Rows:
+        added = ops.times(embedded, self._embedded)
+        x = ops.norm(ops.linear(state, [name], residual=added), f"ln.{step}")
+        return ops.gelu(x + ops.weight(f"ln.{step}.bias"), exact=True)

@@ -37,7 +37,7 @@ from paceline.networks import assistant
 from paceline.networks.base import Network, Shapes
 from paceline.networks.blocks import before, decoder_layer, family_shapes, with_biases
 from paceline.networks.dflash import DSpark, MaskedBlock, PublishedDFlash
-from paceline.networks.last_state import PublishedEagle, PublishedMedusa
+from paceline.networks.last_state import MlpSpeculator, PublishedEagle, PublishedMedusa
 from paceline.networks.pickled import PickledTensors
 from paceline.networks.weights import LazyTensors, Trained, as_stored
 
@@ -49,9 +49,11 @@ DRAFTERS = {
     "DSpark": "dspark",
     "EAGLE-1": "eagle",
     "Medusa": "medusa",
+    "MLP speculator": "mlp-speculator",
     assistant.KIND: assistant.Assistant.name,
 }
-ALONE = ("dspark", assistant.Assistant.name)  # those for which nothing is trained here
+# Those for which nothing is trained here.
+ALONE = ("dspark", "mlp-speculator", assistant.Assistant.name)
 _STEPS = 7  # of a draft at most, where the config names none
 
 # Tensors outside the layers in safetensors and pickles, and in GGUF files. Of the first layer
@@ -233,6 +235,28 @@ class StateWiring(Wiring):
     def said(self) -> dict[str, Any]:
         many = {"foretells": f"{self.heads} in one pass", "blocks_of_a_head": self.blocks}
         return many if self.heads else {"foretells": "one in a pass"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWiring(Wiring):
+    """That of MLP speculators, whose states have a width of their own."""
+
+    boundaries: tuple[int, ...] = (FINAL,)
+    inner: int
+    tied: bool
+    normed: bool
+
+    @property
+    def kind(self) -> str:
+        return "MLP speculator"
+
+    def network(
+        self, config: ModelConfig, read: int, present: frozenset[str], steps: int, drafted: int
+    ) -> Network:
+        return MlpSpeculator(config, self.inner, self.tied, self.normed, steps)
+
+    def said(self) -> dict[str, Any]:
+        return {"foretells": "one in a pass", "states": f"of width {self.inner}"}
 
 
 class PublishedEagle3(Network):
@@ -458,6 +482,8 @@ class PublishedHead:
             mask = self._read("embed")[place] if own_table else _rows(weights, "embed", place)
             for name, made in network.constants(mask, self._read).items():
                 read[name] = partial(np.asarray, made)
+        if isinstance(network, MlpSpeculator) and network.normed:
+            read["input_norm"] = partial(np.full, wiring.width, math.sqrt(0.5), np.float32)
         return Trained(network, LazyTensors(read), ids, {"model": model, "published": self.layout})
 
     def _other(self, why: str) -> InvalidOption:
@@ -607,6 +633,8 @@ def open_head(path: Path) -> Published | None:
         return None
     if kind == "Medusa":
         return _medusa(path, config, tensors, names)
+    if kind == "MLP speculator":
+        return _speculator(path, config, tensors, names)
     return _in_directory(path, config, kind, tensors, names, metadata)
 
 
@@ -740,9 +768,18 @@ def _medusa(
         )
     (width, *_), tables = tensors.shape(names["blocks.0.0"]), ("heads.0", "head")
     known = next((tensors.shape(names[each])[0] for each in tables if each in names), 0)
-    own = ModelConfig(
+    own = _without_layers(width, int(config.get("vocab_size") or known))
+    heads, deep = (1 + max(int(each[place]) for each in blocks) for place in (1, 2))
+    wiring = StateWiring(width=width, heads=heads, blocks=deep)
+    layout = "vLLM" if found and any(".layers." in each for each in found) else "FasterDecoding"
+    made_for = str(config.get("base_model_name_or_path") or "")
+    return PublishedHead(path, layout, own, wiring, 1, made_for, {}, tensors, names)
+
+
+def _without_layers(width: int, vocabulary: int) -> ModelConfig:
+    return ModelConfig(
         family="llama",
-        vocab_size=int(config.get("vocab_size") or known),
+        vocab_size=vocabulary,
         hidden_size=width,
         layers=0,
         heads=1,
@@ -754,11 +791,32 @@ def _medusa(
         max_context=0,
         tied_embeddings=False,
     )
-    heads, deep = (1 + max(int(each[place]) for each in blocks) for place in (1, 2))
-    wiring = StateWiring(width=width, heads=heads, blocks=deep)
-    layout = "vLLM" if found and any(".layers." in each for each in found) else "FasterDecoding"
-    made_for = str(config.get("base_model_name_or_path") or "")
-    return PublishedHead(path, layout, own, wiring, 1, made_for, {}, tensors, names)
+
+
+def _speculator(
+    path: Path, config: Mapping[str, Any], tensors: _Tensors, found: Sequence[str]
+) -> PublishedHead:
+    names, tied = {}, bool(config.get("tie_weights"))
+    for name in found:
+        part, _, rest = name.removeprefix("speculator.").partition(".")
+        step = rest.partition(".")[0]
+        plain = f"{'heads' if part == 'head' else part}.{rest}".removesuffix(".weight")
+        shared = tied and step.isdecimal() and int(step) > (part == "proj")
+        names |= {} if shared else {"fc" if plain == "proj.0" else plain: name}
+    try:
+        width, steps = int(config["emb_dim"]), int(config["n_predict"])
+        wiring = StepWiring(
+            width=width,
+            inner=int(config["inner_dim"]) or width,
+            tied=tied,
+            normed=bool(config.get("scale_input")),
+        )
+        own = _without_layers(width, int(config["vocab_size"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidOption(
+            f"{path} is no whole MLP speculator (config.json: {error}): download it again"
+        ) from error
+    return PublishedHead(path, "IBM", own, wiring, steps, "", {}, tensors, names)
 
 
 def _head_wiring(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +85,28 @@ class Branch:
     state: Any
     logits: LogitArray
 
+    @property
+    def step(self) -> int:
+        """Steps above it."""
+        return 0 if self.above is None else self.above.step + 1
+
+
+# Branches, and the tokens of the step that each takes.
+Asked: TypeAlias = Sequence[tuple[Branch, Sequence[int]]]
+
+
+def by_steps(
+    network: Network, asked: Asked, advance: Callable[[Asked, int], list[Branch]]
+) -> list[Branch]:
+    """Advance branches in one call, or in one for each step where steps are not alike."""
+    if network.alike:
+        return advance(asked, 1)
+    made: dict[int, Branch] = {}
+    for step in {branch.step for branch, _ in asked}:
+        some = [at for at, (branch, _) in enumerate(asked) if branch.step == step]
+        made |= zip(some, advance([asked[at] for at in some], step + 1), strict=True)
+    return [made[at] for at in range(len(asked))]
+
 
 class Runner(Protocol):
     """Runs a network for any number of sequences."""
@@ -111,7 +133,7 @@ class Runner(Protocol):
         ...
 
     def advance(self, asked: Sequence[tuple[Branch, Sequence[int]]]) -> list[Branch]:
-        """Advance branches of any depths by one step, so a step must be the same at every depth.
+        """Advance branches of any depths by one step.
 
         Takes branches, those of a sequence together, with the `[width]` tokens of their step. They
         are valid until their sequence's next `draft` or `start`. Raises OutOfMemory as `draft`.

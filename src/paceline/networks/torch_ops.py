@@ -189,8 +189,8 @@ class TorchOps:
     def tanh(self, x: Tensor) -> Tensor:
         return x.tanh()
 
-    def gelu(self, x: Tensor) -> Tensor:
-        return active(x, "gelu")
+    def gelu(self, x: Tensor, *, exact: bool = False) -> Tensor:
+        return functional.gelu(x) if exact else active(x, "gelu")
 
     def times(self, x: Tensor, by: str | float) -> Tensor:
         return x * (self._weights.tensor(by) if isinstance(by, str) else by)

@@ -79,6 +79,7 @@ BUILT_IN: Index = {
         "eagle3": "paceline.drafters.network.drafter:Eagle3Drafter",
         "eagle": "paceline.drafters.network.drafter:EagleDrafter",
         "medusa": "paceline.drafters.network.drafter:MedusaDrafter",
+        "mlp-speculator": "paceline.drafters.network.drafter:MlpSpeculatorDrafter",
         "mtp": "paceline.drafters.network.drafter:MtpDrafter",
         "assistant": "paceline.drafters.network.drafter:AssistantDrafter",
         "dflash": "paceline.drafters.network.drafter:DFlashDrafter",

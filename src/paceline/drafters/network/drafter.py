@@ -392,6 +392,12 @@ class MedusaDrafter(TrainedDrafter):
     paper = "after Medusa, Cai et al. 2024, arXiv:2401.10774"
 
 
+class MlpSpeculatorDrafter(TrainedDrafter):
+    name: ClassVar[str] = "mlp-speculator"
+    paper = "Wertheimer et al. 2024, arXiv:2404.19124"
+    requires = "features; a published drafter (--draft-model)"
+
+
 class MtpDrafter(TrainedDrafter):
     name: ClassVar[str] = "mtp"
     paper = "after DeepSeek-V3, DeepSeek-AI 2024, arXiv:2412.19437"

@@ -62,6 +62,7 @@ void join(Joint joint, int64_t count, int64_t width, const Operand& a, const Ope
         if (joint == Joint::relu2) return relu2(x);
         if (joint == Joint::gate || joint == Joint::gate_row) return x * sigmoid(y);
         if (joint == Joint::gelu) return gelu(x);
+        if (joint == Joint::exact_gelu) return exact_gelu(x);
         return joint == Joint::sum ? x + y : x * y;
     };
     each(count, count > 16, [&](int64_t r) {

@@ -22,9 +22,11 @@ struct Operand {
     }
 };
 
-// silu, tanh, gelu, relu2: of the first alone; gate: the first times sigmoid of the second; gate_row:
+// silu, tanh, relu2, gelus: of the first alone; gate: the first times sigmoid of the second; gate_row:
 // by the first number of a row of the second.
-enum class Joint : int32_t { sum, product, silu, tanh, gate, gate_row, gelu, relu2 };
+enum class Joint : int32_t {
+    sum, product, silu, tanh, gate, gate_row, gelu, relu2, exact_gelu
+};
 
 void join(Joint joint, int64_t count, int64_t width, const Operand& a, const Operand& b,
                   Rows<float> out);

@@ -304,6 +304,17 @@ PACELINE_INLINE Vec gelu(const Vec& x) {
     return x / (exponential(inner * -1.5957691216f) + 1.0f);
 }
 
+// x times the share of a normal distribution below it (Abramowitz and Stegun 1964, 26.2.17).
+PACELINE_INLINE Vec exact_gelu(const Vec& x) {
+    const Vec size = larger(x, -x);
+    const Vec t = all(1.0f) / fma(size, 0.23164189f, all(1.0f));
+    Vec share = fma(t, 0.5307027145f, all(-0.7265760135f));
+    share = fma(share, t, all(0.7107068705f));
+    share = fma(share, t, all(-0.142248368f));
+    share = fma(share, t, all(0.127414796f));
+    return larger(x, zeros()) - size * (share * t) * exponential(x * x * -0.5f);
+}
+
 // gpt-oss's gate: x / (1 + e^(-1.702 x)) * (y + 1), of x up to 7 and y from -7 to 7.
 PACELINE_INLINE Vec clamped(Vec x, Vec y) {
     x = select(x > all(7.0f), all(7.0f), x);

@@ -33,6 +33,7 @@ from paceline.native.program import (
     ALL,
     BLOCK,
     CONTEXT,
+    EXACT_GELU,
     GATE,
     GATE_ROW,
     GATES,
@@ -351,8 +352,8 @@ class CpuOps(Recorder):
     def tanh(self, x: Rows) -> Rows:
         return self.join(TANH, x, x)
 
-    def gelu(self, x: Rows) -> Rows:
-        return self.join(GELU, x, x)
+    def gelu(self, x: Rows, *, exact: bool = False) -> Rows:
+        return self.join(EXACT_GELU if exact else GELU, x, x)
 
     def times(self, x: Rows, by: str | float) -> Rows:
         number = self._matrices.required(by).item() if isinstance(by, str) else by

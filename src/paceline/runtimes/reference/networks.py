@@ -181,9 +181,10 @@ class ReferenceRunner:
         state: ReferenceState = branch.state
         rows = NetworkRows(cache.rows, cache.lent, 0, state.places, cache.drafted)
         ops = self._ops(rows)
-        value = self._network.advance(ops, state.value, np.array(tokens), 1)
+        step = branch.step + 1
+        value = self._network.advance(ops, state.value, np.array(tokens), step)
         cache.drafted += rows.drafted
-        logits = self._network.logits(ops, value, 1)
+        logits = self._network.logits(ops, value, step)
         return Branch(cache, branch, tokens, ReferenceState(value, rows.places), logits)
 
     def _ops(self, rows: NetworkRows) -> ReferenceOps:

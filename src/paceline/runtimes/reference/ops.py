@@ -32,6 +32,7 @@ from paceline.runtimes.reference.arithmetic import (
     among,
     attention,
     delta_step,
+    exact_gelu,
     exponential,
     fma,
     gated,
@@ -184,8 +185,8 @@ class ReferenceOps:
     def tanh(self, x: Rows) -> Rows:
         return sigmoid(x * np.float32(2)) * np.float32(2) - np.float32(1)
 
-    def gelu(self, x: Rows) -> Rows:
-        return active(x, "gelu")
+    def gelu(self, x: Rows, *, exact: bool = False) -> Rows:
+        return exact_gelu(x) if exact else active(x, "gelu")
 
     def times(self, x: Rows, by: str | float) -> Rows:
         number = self._formats.required(by).item() if isinstance(by, str) else by

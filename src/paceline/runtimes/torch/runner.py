@@ -15,7 +15,7 @@ from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.ops import KV, Heads, Sight
 from paceline.networks.base import Network
-from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
+from paceline.networks.runner import Asked, Branch, Chain, ContextUpdate, Tail, by_steps, chains
 from paceline.networks.torch_ops import Attention, NetworkTensors, Qkv, TorchOps
 from paceline.networks.weights import Trained
 from paceline.runtimes.torch.cache import TorchCache, TorchNetworkCache, attend, reserve
@@ -176,8 +176,6 @@ def target_weights_for(network: Network, model: TorchModel) -> dict[str, Tensor]
 # Context rows per prefill chunk: bounds mask and activations.
 _CHUNK = 512
 
-Asked = tuple[Branch, Sequence[int]]
-
 
 @dataclass(frozen=True, slots=True)
 class _BranchState:
@@ -267,16 +265,19 @@ class TorchRunner:
         return self._branches(ops, state, sees, asked, 0)
 
     @torch.inference_mode()
-    def advance(self, asked: Sequence[Asked]) -> list[Branch]:
+    def advance(self, asked: Asked) -> list[Branch]:
+        return by_steps(self._network, asked, self._advance)
+
+    def _advance(self, asked: Asked, step: int) -> list[Branch]:
         network = self._network
         attends = network.layers or network.reads_target
         spans, sees = self._spans(asked) if attends else ([], [()] * len(asked))
         ops = self._ops(SpanAttention((), spans))
         above = torch.stack([branch.state.value for branch, _ in asked])
         tokens = self._tensor(np.array([tokens for _, tokens in asked], dtype=np.int64))
-        state = network.advance(ops, above, tokens, 1)
+        state = network.advance(ops, above, tokens, step)
         places = [(branch.cache, branch, tokens) for branch, tokens in asked]
-        return self._branches(ops, state, sees, places, 1)
+        return self._branches(ops, state, sees, places, step)
 
     def hidden(self, branch: Branch) -> LogitArray:
         out: LogitArray = branch.state.value.float().cpu().numpy()
@@ -332,7 +333,7 @@ class TorchRunner:
         target: TorchCache = context_update.target
         return target.data[:, :, :, : rows if self._network.layers else target.length]
 
-    def _spans(self, asked: Sequence[Asked]) -> tuple[list[Span], list[tuple[int, ...]]]:
+    def _spans(self, asked: Asked) -> tuple[list[Span], list[tuple[int, ...]]]:
         width, reach = self._network.width, self._network.reach
         spans: list[Span] = []
         sees: list[tuple[int, ...]] = []

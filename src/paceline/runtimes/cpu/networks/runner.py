@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from paceline.native.library import CHeads
 from paceline.native.packed import Packed
 from paceline.native.program import PICKED, ChainNoise, Program, noise_records
 from paceline.networks.base import Network
-from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
+from paceline.networks.runner import Asked, Branch, Chain, ContextUpdate, Tail, by_steps, chains
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Matrices, NetworkMatrices
 from paceline.runtimes.cpu.ops import BranchSights, CpuOps, Sights, Tokens, last_rows
@@ -144,16 +145,16 @@ class StepProgram:
     `lent_rows` and `lent_tables` likewise.
     """
 
-    def __init__(self, parts: NetworkParts, chains: ChainProgram) -> None:
+    def __init__(self, parts: NetworkParts, chains: ChainProgram, step: int) -> None:
         """Build the program; `chains` gives the states."""
         network, sights = parts.network, BranchSights()
         ops = self._ops = parts.ops(sights)
         self._slots = network.width
         above = ops.loaded("above", chains.slots, chains.width)
-        state = network.advance(ops, above, Tokens("tokens", self._slots), 1)
+        state = network.advance(ops, above, Tokens("tokens", self._slots), step)
         self._state = state.columns()
         self._rows = state.slots
-        self._logits = network.logits(ops, state, 1).columns()
+        self._logits = network.logits(ops, state, step).columns()
         # Whether rows of a step see one another both ways, and whether they stand at the root.
         self.blocks, self.roots = sights.blocks, sights.roots
 
@@ -176,9 +177,6 @@ def bits(numbers: LogitArray) -> Input:
     """View float32 as int32."""
     flat = np.ascontiguousarray(numbers, dtype=np.float32).reshape(-1)
     return flat.view(np.int32)
-
-
-Asked = tuple[Branch, Sequence[int]]
 
 
 def pool_for(network: Network, tokens: int, precision: str) -> BlockPool:
@@ -251,15 +249,19 @@ class Branches:
     """Batched steps of branches."""
 
     def __init__(self, parts: NetworkParts, chains: ChainProgram, threads: int) -> None:
-        network = parts.network
-        self._steps = StepProgram(parts, chains)
+        network = self._network = parts.network
+        self._of_step = cache(partial(StepProgram, parts, chains))
         self._threads = threads
         self._width = network.width
         self._attends = network.layers > 0
         self._behind = chains.behind
         self._lent = network.reads_target
 
-    def advance(self, asked: Sequence[Asked]) -> list[Branch]:
+    def advance(self, asked: Asked) -> list[Branch]:
+        return by_steps(self._network, asked, self._advance)
+
+    def _advance(self, asked: Asked, step: int) -> list[Branch]:
+        program = self._of_step(step)
         inputs: dict[str, Input] = {
             "above": bits(np.stack([branch.state.value for branch, _ in asked])),
             "tokens": [token for _, tokens in asked for token in tokens],
@@ -268,8 +270,8 @@ class Branches:
         if self._attends:
             places = [self._store(branch) for branch, _ in asked]
         if self._attends or self._lent:
-            inputs |= self._paths(asked, places)
-        found = self._steps.run(len(asked), inputs, self._threads)
+            inputs |= self._paths(program, asked, places)
+        found = program.run(len(asked), inputs, self._threads)
         return [
             Branch(branch.cache, branch, tokens, State(state, stored), row)
             for (branch, tokens), stored, state, row in zip(asked, places, *found, strict=True)
@@ -284,7 +286,9 @@ class Branches:
         begin = cache.paged.length + behind
         return (*branch.state.places, *range(begin, begin + self._width))
 
-    def _paths(self, asked: Sequence[Asked], places: Sequence[tuple[int, ...]]) -> dict[str, Input]:
+    def _paths(
+        self, program: StepProgram, asked: Asked, places: Sequence[tuple[int, ...]]
+    ) -> dict[str, Input]:
         rows: list[int] = []
         tables: list[int] = []
         singles: list[int] = []
@@ -304,11 +308,11 @@ class Branches:
             singles += stored
             for seen in range(len(stored))[-self._width :]:
                 slot = paged.blocks[stored[seen] // BLOCK] * BLOCK + stored[seen] % BLOCK
-                sees = len(stored) if self._steps.blocks else seen + 1
+                sees = len(stored) if program.blocks else seen + 1
                 rows += (left + run + seen, slot, table, run, begin, run + sees)
             if self._lent:
                 context = cache.seen
-                place = context if self._steps.roots else left + run + len(stored) - 1
+                place = context if program.roots else left + run + len(stored) - 1
                 lent_rows += (place, 0, lent, context, 0, context)
         found: dict[str, Input] = {"rows": rows, "tables": tables, "singles": singles}
         return found | {"lent_rows": lent_rows, "lent_tables": lent_tables, "lent_singles": []}
@@ -412,7 +416,7 @@ class CpuRunner:
             for each, state, row in zip(context_update, states, logits, strict=True)
         ]
 
-    def advance(self, asked: Sequence[Asked]) -> list[Branch]:
+    def advance(self, asked: Asked) -> list[Branch]:
         if self._branches is None:
             self._branches = Branches(self._parts, self._chains, self._threads)
         return self._branches.advance(asked)
