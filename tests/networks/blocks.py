@@ -17,7 +17,7 @@ from tests.networks.heads import Head
 
 from paceline.models.config import ModelConfig
 
-LAYOUTS = ("z-lab", "speculators", "DeepSpec")
+LAYOUTS = ("z-lab", "speculators", "DeepSpec", "GGUF")
 MASK = 301
 
 
@@ -88,6 +88,8 @@ def whole(drafter: Drafter) -> Drafter:
 
 def write(drafter: Drafter, layout: str, out: Path) -> Path:
     """Write a drafter as those who publish it do; return what a user names."""
+    if layout == "GGUF":
+        return _write_gguf(drafter, out.with_suffix(".gguf"))
     out.mkdir(parents=True, exist_ok=True)
     ids, layer = list(drafter.boundaries or ()), drafter.layer
     full = len(drafter.ids) == layer["vocab_size"]
@@ -118,6 +120,35 @@ def write(drafter: Drafter, layout: str, out: Path) -> Path:
     (out / "config.json").write_text(json.dumps({**config, **drafter.more}))
     save_file(tensors, out / "model.safetensors")
     return out
+
+
+_ENDS = {
+    "norm": "output_norm",
+    "hidden_norm": "enc.output_norm",
+    "lm_head": "output",
+    "embed_tokens": "token_embd",
+    "markov_head.markov_w1": "markov_w1",
+    "markov_head.markov_w2": "markov_w2",
+    "confidence_head.proj": "conf_proj",
+}
+
+
+def _write_gguf(drafter: Drafter, out: Path) -> Path:
+    """As llama.cpp converts: halves of a head as they are, boundaries, a window by layer."""
+    writer = heads.start_gguf(drafter, out, "dflash")
+    writer.add_array("dflash.target_layers", list(drafter.boundaries or ()))
+    writer.add_uint32("dflash.block_size", drafter.slots)
+    writer.add_mask_token_id(MASK)
+    writer.add_causal_attention(False)
+    if drafter.window:
+        writer.add_sliding_window(drafter.window)
+        writer.add_array("dflash.attention.sliding_window_pattern", [False, True])
+    for name, each in drafter.tensors.items():
+        body, _, kind = name.rpartition(".")
+        writer.add_tensor(f"{heads.gguf_name(body, _ENDS)}.{kind}", each)
+    if len(drafter.ids) < drafter.layer["vocab_size"]:
+        writer.add_tensor("d2t", drafter.ids.astype(np.int64))
+    return heads.finish_gguf(writer, out)
 
 
 class Oracle(heads.Oracle):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -159,14 +160,17 @@ _GGUF = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
 }
 _ENDS = {"norm": "output_norm", "lm_head": "output", "embed_tokens": "token_embd"}
 
 
-def _write_gguf(head: Head, out: Path) -> Path:
+def start_gguf(head: Head, out: Path, arch: str) -> gguf.GGUFWriter:
+    """Begin a file of a head with the shape of its layers."""
     layer = head.layer
-    writer = gguf.GGUFWriter(out, "eagle3")
-    writer.add_block_count(1)
+    writer = gguf.GGUFWriter(out, arch)
+    writer.add_block_count(layer["num_hidden_layers"])
     writer.add_context_length(layer["max_position_embeddings"])
     writer.add_embedding_length(layer["hidden_size"])
     writer.add_feed_forward_length(layer["intermediate_size"])
@@ -177,24 +181,39 @@ def _write_gguf(head: Head, out: Path) -> Path:
     writer.add_layer_norm_rms_eps(layer["rms_norm_eps"])
     writer.add_rope_freq_base(layer["rope_theta"])
     writer.add_vocab_size(layer["vocab_size"])
+    return writer
+
+
+def finish_gguf(writer: gguf.GGUFWriter, out: Path) -> Path:
+    """Write what a writer holds."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def gguf_name(body: str, ends: Mapping[str, str] = _ENDS) -> str:
+    """The name of a tensor of the layouts with safetensors, without its kind."""
+    _, layer, part = body.split(".", 2) if body.startswith("layers.") else ("", "", body)
+    return f"blk.{layer}.{_GGUF[part]}" if layer else ends.get(body, body)
+
+
+def _write_gguf(head: Head, out: Path) -> Path:
+    layer, writer = head.layer, start_gguf(head, out, "eagle3")
     if head.boundaries is not None:
         writer.add_array("eagle3.extract_layers", list(head.boundaries))
     writer.add_uint32("eagle3.target_hidden_size", head.target_width)
     writer.add_bool("eagle3.norm_before_residual", bool(head.flags.get("norm_before_residual")))
     for name, each in head.tensors.items():
         body, _, kind = name.rpartition(".")
-        part = body.removeprefix("layers.0.")
-        theirs = f"blk.0.{_GGUF[part]}" if body != part else _ENDS.get(body, body)
-        if part in ("self_attn.q_proj", "self_attn.k_proj"):  # the halves of a head in turns
+        theirs = gguf_name(body)
+        if body.endswith(("self_attn.q_proj", "self_attn.k_proj")):  # the halves of a head in turns
             halves = each.reshape(-1, 2, layer["head_dim"] // 2, *each.shape[1:])
             each = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(each.shape)
         writer.add_tensor(f"{theirs}.{kind}", each)
     writer.add_tensor("d2t", head.ids.astype(np.int64))  # ids themselves, as llama.cpp writes
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return out
+    return finish_gguf(writer, out)
 
 
 class Oracle:

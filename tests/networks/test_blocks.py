@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.networks import test_published as published
-from tests.networks.blocks import LAYOUTS, Drafter, Oracle, random_drafter, write
+from tests.networks.blocks import LAYOUTS, MASK, Drafter, Oracle, random_drafter, write
 from tests.networks.test_published import CONFIG, TOKENS, apart, states
 
 import paceline
@@ -89,6 +89,32 @@ def test_reads_every_layout(
     assert (opened.layout, opened.wiring.drafter) == (layout, "dflash")
     assert opened.boundaries(CONFIG.layers) == (2, 4, 6)
     assert apart(block(target, path, source), wanted(drafter, source)) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["window", "dspark", "own-embedding"])
+def test_gguf_files_are_the_directories(tmp_path: Path, source: DirectorySource, kind: str) -> None:
+    """To the same bits; `markov_w1` alone says that the root's slot foretells a token."""
+    drafter = random_drafter(CONFIG, **{"drafted": CONFIG.vocab_size, **KINDS[kind]})
+    target = CpuTarget(source.config, source.weights(), precision="fp32")
+    found = [
+        block(target, write(drafter, layout, tmp_path / layout), source)
+        for layout in ("GGUF", "speculators")
+    ]
+    np.testing.assert_array_equal(*found)
+
+
+def test_gguf_files_that_say_too_little_are_refused(
+    tmp_path: Path, source: DirectorySource
+) -> None:
+    drafter = random_drafter(CONFIG)
+    for name in ("markov_w3.weight", "selector_hidden.weight"):
+        more = {**drafter.tensors, name: np.ones(3, np.float32)}
+        opened = open_head(write(replace(drafter, tensors=more), "GGUF", tmp_path / "drafter"))
+        assert opened is not None
+        with pytest.raises(InvalidOption, match=f"tensor {name} is unknown"):
+            opened.fit(source.config, source.weights(), "")
+    with pytest.raises(InvalidOption, match=f"2 slots with mask {MASK} of 320 tokens"):
+        open_head(write(replace(drafter, slots=2), "GGUF", tmp_path / "short"))
 
 
 @pytest.mark.parametrize(

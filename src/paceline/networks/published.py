@@ -81,6 +81,14 @@ _MEDUSA = (
     (r"^lm_head\.weight$", "head.weight"),
 )
 _GGUF_ENDS = {"fc": "fc", "norm": "output_norm", "head": "output", "embed": "token_embd"}
+_GGUF_ENDS |= {
+    "hidden_norm": "enc.output_norm",
+    "markov_in": "markov_w1",
+    "markov_out": "markov_w2",
+}
+# Entries of a block drafter that change what is computed; of the latter two what is so always.
+_GGUF_BLOCK = ("attention.sliding_window", "attention.sliding_window_pattern")
+_GGUF_BLOCK += ("attention.causal", "rope.dimension_sections")
 _HIDDEN_NORMS = ("attn_norm_2", "hidden_norm")
 # What a checkpoint may hold that says nothing of a draft, or that is computed.
 _SPARE = (
@@ -555,7 +563,7 @@ class PublishedHead:
     def _read(self, name: str) -> LogitArray:
         values = self.tensors.read(self.names[name])
         part = name.removesuffix(".bias").rpartition(".")[2]
-        if self.layout == "GGUF" and part in ("q", "k"):
+        if self.layout == "GGUF" and self.wiring.kind == "EAGLE-3" and part in ("q", "k"):
             # Both rotary halves of a head lie row by row in turns.
             rows = np.arange(len(values)).reshape(-1, self.config.head_dim // 2, 2)
             values = values[rows.swapaxes(1, 2).reshape(-1)]
@@ -872,11 +880,17 @@ def _block_wiring(
         rank,
         markov == "gated",
     )
-    if not 0 <= block.mask < own.vocab_size or block.slots < 3:
-        raise ValueError(f"{block.slots} slots with mask {block.mask} of {own.vocab_size} tokens")
     width = int(said("target_hidden_size") or inputs // len(ids))
-    wiring = BlockWiring(width=width, boundaries=tuple(map(int, ids)), block=block)
+    wiring = BlockWiring(
+        width=width, boundaries=tuple(map(int, ids)), block=_fitting(block, own.vocab_size)
+    )
     return "speculators" if speculators else layout, wiring
+
+
+def _fitting(block: MaskedBlock, tokens: int) -> MaskedBlock:
+    if not 0 <= block.mask < tokens or block.slots < 3:
+        raise ValueError(f"{block.slots} slots with mask {block.mask} of {tokens} tokens")
+    return block
 
 
 def _named(found: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -911,56 +925,72 @@ def _in_gguf(path: Path) -> Published | None:
         return None
     if kind == assistant.KIND:
         return assistant.assistant_of(file)
-    if kind != "EAGLE-3":
+    if kind not in ("EAGLE-3", "DFlash"):
         raise InvalidOption(
             f"{path} is a {kind} drafter as GGUF, which is not read: give its directory of "
             "safetensors"
         )
-    get = file.metadata.get
+    get, arch = file.metadata.get, said["general.architecture"]
+
+    def told(name: str, default: Any = 0) -> Any:
+        return get(f"{arch}.{name}", default)
+
     names: dict[str, str] = {"d2t": "d2t"} if "d2t" in file else {}
     names |= {"d2t": "d2t.weight"} if "d2t.weight" in file else {}
     names |= {a: f"{b}.weight" for a, b in _GGUF_ENDS.items() if f"{b}.weight" in file}
     parts = [*GGUF_PARTS.items(), *(("hidden_norm", each) for each in _HIDDEN_NORMS)]
-    for index in range(int(get("eagle3.block_count", 1))):
+    for index in range(int(told("block_count", 1))):
         for mine, theirs in parts:
-            for kind in ("weight", "bias"):
-                name = f"blk.{index}.{theirs}.{kind}"
-                tail = "" if kind == "weight" else ".bias"
+            for end in ("weight", "bias"):
+                name = f"blk.{index}.{theirs}.{end}"
+                tail = "" if end == "weight" else ".bias"
                 names |= {f"layers.{index}.{mine}{tail}": name} if name in file else {}
     for norm in ("input_norm", "enc.input_norm", "fc_norm"):
         names |= {"input_norm": f"{norm}.weight"} if f"{norm}.weight" in file else {}
-    known = {*names.values(), "rope_freqs.weight", "t2d", "t2d.weight"}
-    names |= {each: each for each in file.tensors if each not in known and "rope_freqs" not in each}
+    known = {*names.values(), "t2d", "t2d.weight"}
+    spare = ("rope_freqs", "conf_proj")
+    names |= {e: e for e in file.tensors if e not in known and not any(x in e for x in spare)}
     tokens = get("tokenizer.ggml.tokens")
-    layers = get("eagle3.target_layers", get("eagle3.extract_layers"))
+    layers = told("target_layers", told("extract_layers", ()))
     try:
         vocabulary = file.shape(names["embed"])[0] if "embed" in names else len(tokens or ())
-        size = int(get("eagle3.vocab_size", 0)) or vocabulary or file.shape(names["head"])[0]
+        size = int(told("vocab_size")) or vocabulary or file.shape(names["head"])[0]
         shapes = {name: info.shape for name, info in file.tensors.items()}
-        shapes["token_embd.weight"] = (size, int(get("eagle3.embedding_length", 0)))
+        shapes["token_embd.weight"] = (size, int(told("embedding_length")))
         rope = next((each for each in file.tensors if each.endswith("rope_freqs.weight")), None)
         divisors = {} if rope is None else {"rope_freqs.weight": file.read(rope).tolist()}
-        flags: dict[str, bool] = {}
+        ids, windows = tuple(map(int, layers)), ()
+        width = int(told("target_hidden_size")) or file.shape(names["fc"])[1] // (len(ids) or 3)
+        wiring: Wiring
+        if kind == "EAGLE-3":
+            read = ["norm_before_residual", "norm_before_fc", "norm_output"]
+            first, whole, output = (bool(told(each)) for each in read)
+            wiring = HeadWiring(
+                width=width,
+                boundaries=ids,
+                doubts=("boundaries", "norm_output"),
+                norms="whole" if whole else "",
+                norm_before_residual=first,
+                norm_output=output,
+            )
+        else:
+            read = list(_GGUF_BLOCK)
+            window, pattern = map(told, read[:2])
+            windows = tuple(int(window) * bool(each) for each in (pattern if window else ()))
+            causal = frozenset(place for place, each in enumerate(windows) if each)
+            rank = file.shape(names["markov_in"])[1] if "markov_in" in names else 0
+            mask = int(get("tokenizer.ggml.mask_token_id", -1))
+            block = MaskedBlock(int(told("block_size")), mask, rank > 0, causal, rank)
+            wiring = BlockWiring(width=width, boundaries=ids, block=_fitting(block, size))
 
-        def read(entries: Callable[..., Any]) -> dict[str, Any]:
-            for flag in ("norm_before_residual", "norm_before_fc", "norm_output"):
-                flags[flag] = bool(entries(flag, False))
-            return {}
+        def entries(get: Callable[..., Any]) -> dict[str, Any]:
+            for each in read:
+                get(each, 0)
+            return {"windows": windows}
 
-        own = ModelConfig.from_gguf(file.metadata, shapes, "llama", read, divisors)
-        inputs = file.shape(names["fc"])[1]
-        ids = tuple(int(each) for each in (() if layers is None else layers))
-        width = int(get("eagle3.target_hidden_size", 0)) or inputs // (len(ids) or 3)
-        wiring = HeadWiring(
-            width=width,
-            boundaries=ids,
-            doubts=("boundaries", "norm_output"),
-            norms="whole" if flags["norm_before_fc"] else "",
-            norm_before_residual=flags["norm_before_residual"],
-            norm_output=flags["norm_output"],
-        )
+        own = ModelConfig.from_gguf(file.metadata, shapes, "llama", entries, divisors)
         metadata = {"feature_scale": str(get("paceline.feature_scale"))}
-        told = {"stored": str(get("paceline.stored", "F16")), **metadata}
+        stored = {"stored": str(get("paceline.stored", "F16")), **metadata}
         return PublishedHead(
             path,
             "GGUF",
@@ -968,7 +998,7 @@ def _in_gguf(path: Path) -> Published | None:
             wiring,
             _STEPS,
             str(get("general.base_model.0.name", "")),
-            told if get("paceline.feature_scale") else {},
+            stored if get("paceline.feature_scale") else {},
             file,
             names,
         )
