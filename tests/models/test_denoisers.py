@@ -599,9 +599,7 @@ def test_an_incomplete_config_names_the_entry(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"model_type": "llada2_moe"}, "LLaDA 2 models are mixtures of experts"),
-        ({"model_type": "lladamoe"}, "LLaDA-MoE models are mixtures of experts"),
-        ({"model_type": "sdar_moe"}, "SDAR-MoE models are mixtures of experts"),
+        ({"model_type": "lladamoe"}, "LLaDA-MoE models are mixtures"),
         ({"model_type": "diffusion_gemma"}, "DiffusionGemma starts from random tokens"),
         ({"model_type": "x", "architectures": ["MinistralDLM"]}, "Nemotron diffusion models"),
         ({"model_type": "nemotron_labs_diffusion"}, "Nemotron diffusion models"),

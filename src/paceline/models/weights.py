@@ -171,11 +171,17 @@ class FileWeights:
 
     def check(self, given: Iterable[str]) -> None:
         """Raise ModelError unless a Llama-like model has just the `given` tensors of the file."""
-        config = self._config
-        parts = ["attention_norm", *"qkvo", "ffn_norm", "gate", "up", "down"]
+        config, experts, own = self._config, self._config.experts, ["gate", "up", "down"]
+        parts = ["attention_norm", *"qkvo", "ffn_norm"]
         parts += ["q_norm", "k_norm"] if config.qk_norm else []
         parts += [f"{part}.bias" for part in "qkv"] if config.qkv_bias else []
-        names = [f"layers.{layer}.{part}" for layer in range(config.layers) for part in parts]
+        sparse = [each for each in self._family.hf_parts if each.startswith(("router", "shared_"))]
+        numbers = range(experts.count if experts else 0)
+        sparse += [f"experts.{number}.{part}" for number in numbers for part in own]
+        names = []
+        for layer in range(config.layers):
+            more = sparse if experts and layer not in config.dense_layers else own
+            names += [f"layers.{layer}.{part}" for part in parts + more]
         names += ["embed", "norm", *([] if config.tied_embeddings else ["head"])]
         wanted = {self._theirs(name) for name in names}
         # A tied head may be there as well, and the table of frequencies is computed.

@@ -53,7 +53,7 @@ def _of(latents: Latents, scale: float) -> dict[str, Any]:
 def _from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     if not config.get("rope_interleave", True):
         raise ModelError(f"this runtime runs latents with rotary pairs as neighbours: {ELSEWHERE}")
-    _check_shared(config["n_shared_experts"])
+    check_shared(config["n_shared_experts"])
     for name, usual in _ROUTES.items():
         if config.get(name, usual) != usual:
             raise ModelError(
@@ -82,7 +82,8 @@ def _from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_shared(count: Any) -> None:
+def check_shared(count: Any) -> None:
+    """Raise ModelError without experts that all rows use."""
     if not count:
         raise ModelError(f"this runtime runs experts beside a shared one here: {ELSEWHERE}")
 
@@ -106,7 +107,7 @@ def _from_gguf(get: Get) -> dict[str, Any]:
     rank, read = int(get("attention.kv_lora_rank")), int(get("attention.value_length"))
     if read != rank:
         raise ModelError(f"latents of {rank} numbers cannot be values of {read}: convert it again")
-    _check_shared(get("expert_shared_count", 0))
+    check_shared(get("expert_shared_count", 0))
     count, used = int(get("expert_count")), int(get("expert_used_count"))
     gating = get("expert_gating_func", None)
     if gating not in (1, _SIGMOID):  # older files say nothing where they mean a sigmoid
@@ -151,7 +152,8 @@ def _attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     return ops.linear(ops.concat(values), LayerNames.of(index)[2:3], residual=x)
 
 
-def _feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
+def feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
+    """Experts and a shared one, added to the stream; of a dense layer SwiGLU."""
     if index in config.dense_layers:
         return llama_feed_forward(ops, config, index, x)
     normed = ops.norm(x, f"layers.{index}.ffn_norm")
@@ -198,6 +200,6 @@ DEEPSEEK3 = Family(
     entries=_entries,
     from_hf=_from_hf,
     from_gguf=_from_gguf,
-    halves=(_attention, _feed_forward),
+    halves=(_attention, feed_forward),
 )
 GLM4_LITE = replace(DEEPSEEK3, hf="glm4_moe_lite", gguf="")

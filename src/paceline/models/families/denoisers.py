@@ -1,18 +1,23 @@
-"""Denoisers whose trunks are those of Llama, Qwen 2 and Qwen 3: other names, and their facts.
+"""Denoisers whose trunks are those of other families: other names, and their facts.
 
 LLaDA (Nie et al. 2025), Dream (Ye et al. 2025), SDAR (Cheng et al. 2025), Fast-dLLM v2 (Wu et al.
-2025) and WeDLM (Liu et al. 2025).
+2025), WeDLM (Liu et al. 2025), and with experts SDAR's and LLaDA 2 (Bie et al. 2025, of Ling 2's
+layers: attention of Qwen 3, experts of DeepSeek V3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.models.families.base import Family, Get
+from paceline.models.families.base import HF_ENDS, HF_PARTS, Family, Get, llama_attention
+from paceline.models.families.deepseek import check_shared, feed_forward
+from paceline.models.families.experts import QWEN3_MOE, parts_of
 from paceline.models.families.qwen2 import QWEN2
 from paceline.models.families.qwen3 import QWEN3
+from paceline.models.ops import Experts
 
 # Entries of LLaDA's config whose other values change the network: what this one has, and the value
 # of a config that does not say.
@@ -41,13 +46,29 @@ _LLADA_WORDS = {
 }
 
 
-def _llada_entries(config: Mapping[str, Any]) -> dict[str, Any]:
-    for name, (has, usual) in _LLADA_HAS.items():
+# Likewise of LLaDA 2's.
+_LLADA2_HAS: dict[str, tuple[Any, Any]] = {
+    "use_qk_norm": (True, True),
+    "use_qkv_bias": (False, False),
+    "use_bias": (False, True),
+    "norm_head": (False, False),
+    "score_function": ("sigmoid", "sigmoid"),
+    "moe_router_enable_expert_bias": (True, True),
+    "use_linear_attention": (False, False),
+}
+
+
+def _check(config: Mapping[str, Any], has_usual: Mapping[str, tuple[Any, Any]]) -> None:
+    for name, (has, usual) in has_usual.items():
         found = config.get(name, usual)
         if found != has and not (found is None and has is False):
             raise ModelError(
                 f"LLaDA models with {name} {found!r} are not supported: use one with {has!r}"
             )
+
+
+def _llada_entries(config: Mapping[str, Any]) -> dict[str, Any]:
+    _check(config, _LLADA_HAS)
     shared = 1 if config.get("multi_query_attention") else None
     ratio = config.get("mlp_ratio", 4)
     return {
@@ -123,13 +144,54 @@ WEDLM = Family(
     },
     facts={"attention": "order", "shift": False, "autoregressive": True},
 )
-DENOISERS = (LLADA, DREAM, SDAR, FAST_DLLM, WEDLM)
+SDAR_MOE = replace(QWEN3_MOE, hf="sdar_moe", gguf="", facts=SDAR.facts)
 
-_EXPERTS = "models are mixtures of experts, which fill no canvas here: use a dense one, such as"
+
+def _llada2_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
+    _check(config, _LLADA2_HAS)
+    check_shared(config["num_shared_experts"])
+    used = int(config["num_experts_per_tok"])
+    experts = Experts(
+        int(config["num_experts"]),
+        used,
+        used > 1,
+        sigmoid=True,
+        groups=int(config["n_group"]),
+        groups_used=int(config["topk_group"]),
+        factor=float(config["routed_scaling_factor"]),
+    )
+    dense = range(int(config["first_k_dense_replace"]))
+    return {"qk_norm": True, "experts": experts, "dense_layers": tuple(dense)}
+
+
+_PARTS = ("gate", "up", "down")
+LLADA2 = Family(
+    "llada2_moe",
+    "",
+    hf_ends=HF_ENDS | {"embed": "model.word_embeddings.weight"},
+    hf_parts=HF_PARTS
+    | dict.fromkeys("qkv", "attention.query_key_value")
+    | {
+        "o": "attention.dense",
+        "q_norm": "attention.query_layernorm",
+        "k_norm": "attention.key_layernorm",
+        **parts_of("mlp.gate", "mlp.experts.{{}}.{}_proj", _PARTS),
+        "router_offset": "mlp.gate.expert_bias",
+        **{f"shared_{part}": f"mlp.shared_experts.{part}_proj" for part in _PARTS},
+    },
+    fused=(("q", "k", "v"),),
+    bare=("mlp.gate.expert_bias",),
+    from_hf=_llada2_from_hf,
+    facts={"mask": 156895, "attention": "block", "block": 32, "shift": False},
+    halves=(llama_attention, feed_forward),
+)
+DENOISERS = (LLADA, DREAM, SDAR, FAST_DLLM, WEDLM, SDAR_MOE, LLADA2)
+
 UNSUPPORTED = {
-    **dict.fromkeys(("llada2_moe", "LLaDA2MoeModelLM"), f"LLaDA 2 {_EXPERTS} LLaDA-8B"),
-    **dict.fromkeys(("lladamoe", "llada-moe", "LLaDAMoEModelLM"), f"LLaDA-MoE {_EXPERTS} LLaDA-8B"),
-    **dict.fromkeys(("sdar_moe", "SDARMoeForCausalLM"), f"SDAR-MoE {_EXPERTS} SDAR-8B"),
+    **dict.fromkeys(
+        ("lladamoe", "llada-moe", "LLaDAMoEModelLM"),
+        "LLaDA-MoE models are mixtures of OLMoE's experts, which no family here has: use LLaDA 2",
+    ),
     **dict.fromkeys(
         ("diffusion_gemma", "DiffusionGemmaForBlockDiffusion"),
         "DiffusionGemma starts from random tokens instead of masks, which no sampler here does: "
