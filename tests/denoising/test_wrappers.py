@@ -135,6 +135,54 @@ def test_revised_places_hold_what_the_model_says_given_the_others():
     assert edits > 5
 
 
+def jointly(target, tokens: list[int], tau: float, least: float, post: int) -> int:
+    """Fill and edit as LLaDA2.1's authors do, to the end, and return the forwards."""
+    own, alone = range(target.begin, target.begin + 6), 0
+    for forwards in range(1, 99):
+        known = [(place, token) for place, token in enumerate(tokens) if token != target.mask]
+        laws = {i: target.conditional(i, [each for each in known if each[0] != i]) for i in own}
+        masked = [i for i in own if tokens[i] == target.mask]
+        alone += not masked
+        sure = [i for i in masked if laws[i].max() > tau]
+        sure = sure or sorted(masked, key=lambda i: -laws[i].max())[:1]
+        wrong = [i for i in own if i not in masked and tokens[i] != laws[i].argmax()]
+        changed = sure + [i for i in wrong if laws[i].max() > least]
+        for i in changed:
+            tokens[i] = int(laws[i].argmax())
+        if not masked and (not changed or alone == post):
+            return forwards
+    raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize(("tau", "least", "post"), [(0.7, 0.5, 16), (0.5, 0.0, 16), (0.5, 0.0, 2)])
+def test_a_full_block_is_edited_until_nothing_changes(tau: float, least: float, post: int):
+    """Beside the loop itself; without these steps texts end otherwise."""
+    more, other = 0, 0
+    for index in range(30):
+        target = table(index, sharpness=3.0)
+        sampler = f"revise:least={least},post={post}>threshold:tau={tau}"
+        decoder = decoder_of(target)
+        sequence = start(target, CanvasParams(sampler))
+        decoder.admit(sequence)
+        tokens, forwards = list(sequence.work.process.canvas.tokens), 0
+        while sequence.finish_reason is None:
+            decoder.step([sequence])
+            forwards += 1
+        assert forwards == jointly(target, tokens, tau, least, post)
+        assert sequence.generated == tokens[target.begin :]
+        plain = decode(table(index, sharpness=3.0), f"revise:least={least}>threshold:tau={tau}")
+        other += plain.generated != sequence.generated
+        more += forwards > plain.stats.target_forwards
+    assert more > 5
+    assert other or least == 0.5  # few are wrong there
+
+
+def test_open_blocks_go_into_no_other_rule():
+    with pytest.raises(InvalidOption, match="'credit' does not go around 'revise', which has step"):
+        make_sampler("credit>revise:post=2>counts")
+    make_sampler("credit>revise>counts")
+
+
 def test_logprobs_are_those_of_the_edited_tokens():
     edited = 0
     for index in range(10):

@@ -5,7 +5,7 @@ A rule says which places are filled at a step. One file each, ten to forty lines
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
 from typing import Any, ClassVar, Self
 
@@ -290,32 +290,39 @@ class Unmasking:
 
     def view(self, logits: LogitArray) -> View:
         """Return what the rule sees; `logits` are those of the rows that were wanted."""
-        rows = dict(zip(self._asked.tolist(), logits, strict=True))
-        shift = int(self.context.facts.shifted)
-        if shift:
-            self._edge = {
-                place: row.copy()
-                for place, row in (self._edge | rows).items()
-                if place in (self.canvas.block.start - 1, self.canvas.block.stop - 1)
-            }
-            rows = self._edge | rows
-        masked = self._open()
-        self.rows = np.stack([rows[place - shift] for place in masked.tolist()])
+        rows, masked = self.by_place(logits), self._open()
+        self.rows = np.stack([rows[place] for place in masked.tolist()])
         view = self._seen(self.rows, masked)
-        if self.rule.reads_filled:
-            free = [
-                place
-                for place in self.canvas.block
-                if self.canvas.tokens[place] != self.canvas.mask
-                and place >= self.canvas.begin
-                and place not in self.canvas.pinned
-                and place - shift in rows
-            ]
-            if free:
-                read = np.stack([rows[place - shift] for place in free])
-                self.read = dict(zip(free, read, strict=True))
-                view.filled = self._seen(read, np.asarray(free, dtype=np.int64))
+        view.filled = self.filled(rows) if self.rule.reads_filled else None
         return self.rule.view(view, self.state)
+
+    def by_place(self, logits: LogitArray) -> dict[int, LogitArray]:
+        """Return logits, `[vocabulary]` each, by the place that they speak of."""
+        rows = dict(zip(self._asked.tolist(), logits, strict=True))
+        if not self.context.facts.shifted:
+            return rows
+        self._edge = {
+            place: row.copy()
+            for place, row in (self._edge | rows).items()
+            if place in (self.canvas.block.start - 1, self.canvas.block.stop - 1)
+        }
+        return {place + 1: row for place, row in (self._edge | rows).items()}
+
+    def filled(self, rows: Mapping[int, LogitArray]) -> View | None:
+        """Return the view of the block's filled places that are not pinned, of logits by place."""
+        canvas = self.canvas
+        free = [
+            place
+            for place in canvas.block
+            if canvas.tokens[place] != canvas.mask
+            and place >= canvas.begin
+            and place not in canvas.pinned
+            and place in rows
+        ]
+        self.read = {place: rows[place] for place in free}
+        if not free:
+            return None
+        return self._seen(np.stack(list(self.read.values())), np.asarray(free, dtype=np.int64))
 
     def _seen(self, rows: LogitArray, places: IntArray) -> View:
         distributions, canvas = self.context.distributions, self.canvas
@@ -364,13 +371,18 @@ class Unmasking:
             canvas.put(place, token, float(np.log(distribution)) if distribution > 0 else -np.inf)
             if top is not None:
                 self.logprobs[place] = logprobs(self.rows[index], token, top)
-        for place, token in choice.edit:
-            canvas.put(place, token)
-            if top is not None and place in self.read:
-                self.logprobs[place] = logprobs(self.read[place], token, top)
+        self.edit(choice.edit)
         for place in choice.remask:
             canvas.tokens[place] = canvas.mask
         canvas.step += 1
+
+    def edit(self, changes: Sequence[tuple[int, int]]) -> None:
+        """Put other tokens at filled places."""
+        top = self.context.request.params.logprobs
+        for place, token in changes:
+            self.canvas.put(place, token)
+            if top is not None and place in self.read:
+                self.logprobs[place] = logprobs(self.read[place], token, top)
 
     def draw(self, view: View, choice: Decision) -> None:
         """Set the picks of the chosen places, if they are not drawn before the choice."""
