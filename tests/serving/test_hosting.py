@@ -135,6 +135,63 @@ def test_texts_under_load_with_switches_are_those_of_servers_of_one_model(
     assert (len(world.loads) > 3) == (memory is not None)
 
 
+async def until(state_of: Callable[[], str], wanted: str) -> None:
+    while state_of() != wanted:
+        await asyncio.sleep(0.01)
+
+
+def test_a_model_stays_as_long_as_requests_say() -> None:
+    """Ollama's `keep_alive`: 0 lets go at once, a later use begins the time anew."""
+
+    async def work(world: World, client: Client) -> None:
+        def of_a() -> str:
+            return state(client)["a"]
+
+        async def ask(keep: Any, name: str = "a") -> None:
+            body = {"model": name, "prompt": "a", "raw": True, "stream": False}
+            response = await client.post("/api/generate", body | {"keep_alive": keep})
+            assert response.status_code == 200, response.text
+            assert "x-paceline-ignored" not in response.headers
+
+        await ask("10m", "b")
+        await ask(0)
+        await until(of_a, "unloaded")
+        assert state(client)["b"] == "loaded"
+        await ask("200ms")
+        await asyncio.sleep(0.1)
+        await ask(0.4)
+        await asyncio.sleep(0.2)
+        assert of_a() == "loaded"  # the first time does not count any more
+        await until(of_a, "unloaded")
+        await ask("-1s")
+        await asyncio.sleep(0.05)
+        assert of_a() == "loaded"
+        for wrong in ("5 minutes", "", "--1", "1.2.3s", "nan"):
+            response = await client.post(
+                "/api/embed", {"model": "a", "input": "a", "keep_alive": wrong}
+            )
+            assert response.status_code == 400
+            assert "keep_alive" in response.text
+
+    assert run(work, memory=None).loads == ["b", "a", "a", "a"]
+
+
+def test_a_model_is_not_let_go_under_another_request() -> None:
+    async def work(world: World, client: Client) -> None:
+        body = TEXT | {"model": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        stream = asyncio.ensure_future(client.stream("/v1/completions", body))
+        while client.service.hosting.models[0].users == 0:
+            await asyncio.sleep(0.001)
+        ended = {"model": "a", "prompt": "", "stream": False, "keep_alive": 0}
+        assert (await client.post("/api/generate", ended)).status_code == 200
+        await asyncio.sleep(0.02)
+        assert state(client)["a"] == "loaded"
+        assert (await stream)[-1]["choices"]
+        await until(lambda: state(client)["a"], "unloaded")
+
+    run(work, memory=None)
+
+
 def test_a_stream_ends_before_its_model_is_let_go() -> None:
     async def work(world: World, client: Client) -> None:
         body = TEXT | {"model": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}

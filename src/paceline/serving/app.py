@@ -142,6 +142,13 @@ class Service:
             if not job.outbox.put(job.place, event) and hosted.worker is not None:
                 hosted.worker.cancel(job.outbox.jobs)
 
+    def unheeded(self, hosted: Hosted, body: Any) -> list[str]:
+        """Let a model stay as long as a request says; return the field's name if it cannot go."""
+        seconds = ollama.keep_seconds(body)
+        if seconds is None or self.hosting.keep(hosted, seconds) or seconds < 0:
+            return []
+        return ["keep_alive"]
+
 
 class Exchange:
     """One request for text, from its admission until all of its answer is sent."""
@@ -181,6 +188,7 @@ class Exchange:
         # Many may wait for a thread: those whose client leaves meanwhile give their place back.
         planning = asyncio.to_thread(guarded, plan, model, body)
         planned = await http.unless_gone(self.request.receive, planning)
+        planned.notes.left[:0] = service.unheeded(hosted, body)
         headers = _left(ignored, planned.notes, settings.strict)
         places = len(planned.prompts) * planned.n
         if planned.waves:
@@ -305,7 +313,8 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
             service.hosting.all()
             data = await http.read_body(request, settings.max_body, settings.body_timeout)
             body, ignored = await asyncio.to_thread(decode, kind, data, settings.strict)
-            notes = Notes()
+            hosted = service.hosting.find(body.model)
+            notes = Notes(left=service.unheeded(hosted, body))
             async with service.hosting.using(body.model) as model:
                 told = await asyncio.to_thread(guarded, tell, model, body, notes)
             return json_response(told, headers=_left(ignored, notes, settings.strict))

@@ -40,6 +40,7 @@ class Hosted:
         used: larger for what was asked for later.
         leaving: it is let go once no request holds it, and until then takes no others.
         waiting: requests that are held up until it is loaded, in order.
+        keep: seconds after which it is let go when no request holds it; below 0 it stays.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class Hosted:
         self.waiting: list[asyncio.Future[None]] = []
         self.coming: asyncio.Task[None] | None = None
         self.left = asyncio.Event()
+        self.keep = -1.0
+        self.going: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> str:
@@ -123,6 +126,15 @@ class Hosting:
         """Say that a request holds a model no more."""
         hosted.users -= 1
         hosted.left.set()
+        if not hosted.users and hosted.keep >= 0:
+            asyncio.get_running_loop().call_later(hosted.keep, self._expire, hosted, hosted.used)
+
+    def keep(self, hosted: Hosted, seconds: float) -> bool:
+        """Set how long a model stays from its last use on; False for the only one, which stays."""
+        if len(self.models) < 2:
+            return False
+        hosted.keep = seconds
+        return True
 
     @asynccontextmanager
     async def using(self, name: object) -> AsyncIterator[ServedModel]:
@@ -165,6 +177,15 @@ class Hosting:
         finally:
             hosted.coming = None
             _settle(hosted, error)
+
+    def _expire(self, hosted: Hosted, used: int) -> None:
+        hosted.going = asyncio.ensure_future(self._let_go_unused(hosted, used))
+
+    async def _let_go_unused(self, hosted: Hosted, used: int) -> None:
+        # Unless it was asked for since.
+        async with self._turn:
+            if hosted.model is not None and not hosted.users and hosted.used == used:
+                await self._let_go(hosted)
 
     def _surplus(self, hosted: Hosted) -> Hosted | None:
         # What is to go before a model fits: an idle one, or else that used longest ago.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeVar
@@ -30,6 +31,29 @@ _OPTIONS = frozenset(PRESETS).union(
     ["repeat_penalty", "presence_penalty", "frequency_penalty"],
 )
 _USUAL = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+
+
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def keep_seconds(body: object) -> float | None:
+    """Return how long a request lets its model stay, in seconds, below 0 for ever; None unsaid.
+
+    Raises BadRequest for what is no number and no duration such as "5m" or "1h30m".
+    """
+    said = getattr(body, "keep_alive", None)
+    if said is None or isinstance(said, float | int):
+        return said
+    text = said.strip()
+    size = text.removeprefix("-")
+    parts = re.findall(r"(\d+\.?\d*)(ns|us|ms|s|m|h)", size)
+    if re.fullmatch(r"\d+(\.\d*)?", size):
+        found = float(size)
+    elif size and "".join(map("".join, parts)) == size:
+        found = sum(float(count) * _SECONDS[unit] for count, unit in parts)
+    else:
+        raise BadRequest("keep_alive: give seconds, or a duration such as 5m", "keep_alive")
+    return found if size == text else -found
 
 
 class OllamaRequest(Struct, kw_only=True):

@@ -322,7 +322,6 @@ _UNHEEDED: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "truncation": ("disabled",),
     "verbosity": ("medium",),
-    "keep_alive": (-1, "-1"),
     "verbose": (False,),
 }
 # Of escapes in JSON, half of a pair that stands alone: the decoder's words for it mislead.
