@@ -94,6 +94,18 @@ MAMBA = {
     "mamba_n_groups": 2,
     "mamba_d_conv": 4,
 }
+FALCON = {
+    "mamba_d_ssm": 128,
+    "embedding_multiplier": 5.0,
+    "lm_head_multiplier": 0.3,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.4,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.7,
+    "ssm_multipliers": [0.5, 0.8, 1.3, 0.6, 1.7],
+    "mlp_multipliers": [0.9, 1.6],
+}
 NEMOTRON = {
     "head_dim": 16,
     "mamba_num_heads": 4,
@@ -284,6 +296,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.3,
             "experts_implementation": "eager",
         },
+    ),
+    "falcon-h1": ("falcon_h1", {**MAMBA, **FALCON, "mamba_rms_norm": False}),
+    "falcon-h1-norm": (
+        "falcon_h1",
+        {**MAMBA, **FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
     ),
     "nemotron-h": ("nemotron_h", {**NEMOTRON, "hybrid_override_pattern": "M-*-M"}),
     "nemotron-h-moe": ("nemotron_h", {**NEMOTRON_MOE, "hybrid_override_pattern": "MEM*EM"}),
@@ -499,10 +516,35 @@ def test_what_a_family_adds_matters(case: str, tmp_path: Path) -> None:
             assert np.abs(other - expected).max() > 1e-3 * np.abs(expected).max(), name
 
 
+def test_every_multiplier_of_falcon_matters(tmp_path: Path) -> None:
+    original("falcon-h1", tmp_path)
+    source = DirectorySource(tmp_path)
+    config, weights = source.config, source.weights()
+    expected, by = logits(config, weights), config.multipliers
+    assert by is not None
+    said: dict[str, Any] = {"gated": 1.0, "steps": 1.0, "scan": 1.0, "attention": 1.0}
+    others = [{"gate": 1.0}, {"down": 1.0}, *({name: value} for name, value in said.items())]
+    for place in range(3):
+        scanned = [*by.scanned]
+        scanned[place] = 2.0
+        others.append({"scanned": tuple(scanned)})
+    for changes in others:
+        other = logits(replace(config, multipliers=replace(by, **changes)), weights)
+        assert np.abs(other - expected).max() > 1e-3 * np.abs(expected).max(), changes
+
+
+def test_a_norm_before_the_gate_is_refused(tmp_path: Path) -> None:
+    original("falcon-h1-norm", tmp_path, mamba_norm_before_gate=True)
+    with pytest.raises(ModelError, match="norms what a scan gives behind its gate"):
+        DirectorySource(tmp_path).config  # noqa: B018
+
+
 NOT_IN_GGUF = (
     "deepseek3-yarn",
     "qwen2-windows",
     "qwen3-moe-dense",
+    "falcon-h1",
+    "falcon-h1-norm",
     "mixtral",
     "ministral3-window",
     "nemotron-h-mixed",

@@ -30,7 +30,9 @@ def target(**options: Any) -> CpuTarget:
     return CpuTarget(MODEL.config, weights, **{"kv_tokens": 4096, "threads": 2, **options})
 
 
-@pytest.fixture(scope="module", autouse=True, params=["qwen3_5_text", "lfm2", "nemotron_h"])
+@pytest.fixture(
+    scope="module", autouse=True, params=["qwen3_5_text", "lfm2", "nemotron_h", "falcon_h1"]
+)
 def family(request: pytest.FixtureRequest) -> str:
     """States with sums, by the delta rule or a scan, and with the last rows alone."""
     global MODEL

@@ -14,7 +14,14 @@ import numpy as np
 
 from paceline.core.types import CanvasTraits, LogitArray, ProbArray
 from paceline.errors import InvalidOption, ModelError
-from paceline.models.ops import Activation, Experts, Rotary, StateHeads, Temperature
+from paceline.models.ops import (
+    Activation,
+    Experts,
+    Multipliers,
+    Rotary,
+    StateHeads,
+    Temperature,
+)
 
 ELSEWHERE = "use --runtime transformers"
 # Whose `attention_bias` says nothing of the attention output; and whose output has one.
@@ -82,7 +89,8 @@ class ModelConfig:
         short_taps: rows that a short convolution reads, the last its own; 0 for none.
         temperature: of queries, by position; None for none.
         latents: which a head of keys holds behind their rotated numbers; None for none.
-        recurrent: layers with a state in place of attention.
+        recurrent: layers with a state in place of attention, or beside it if `both`.
+        multipliers: of the parts of such layers.
         feed_forward_layers: those that are this block alone, which the others then lack.
         full_kv_heads: those of layers without a window, where they differ; likewise
             `full_head_dim`.
@@ -133,6 +141,8 @@ class ModelConfig:
     temperature: Temperature | None = None
     latents: Latents | None = None
     recurrent: tuple[int, ...] = ()
+    both: bool = False
+    multipliers: Multipliers | None = None
     feed_forward_layers: tuple[int, ...] = ()
     full_kv_heads: int = 0
     full_head_dim: int = 0
@@ -174,7 +184,7 @@ class ModelConfig:
     def attention_layers(self) -> tuple[int, ...]:
         """Layers that store keys and values, in the order of a cache."""
         lent = (i for i, lender in enumerate(self.lenders) if lender != i)
-        others = {*self.recurrent, *self.feed_forward_layers, *lent}
+        others = {*(() if self.both else self.recurrent), *self.feed_forward_layers, *lent}
         return tuple(index for index in range(self.layers) if index not in others)
 
     def kv_shape(self, index: int) -> tuple[int, int]:

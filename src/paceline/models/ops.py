@@ -206,6 +206,28 @@ class StateHeads:
         return value_head // (self.value_heads // self.key_heads)
 
 
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Numbers that multiply what goes in and out of the parts of a layer (Falcon H1).
+
+    Attributes:
+        scanned: values, keys and queries of the scan, before the convolution.
+        gated: what gates the scan; likewise `steps`.
+        scan: what the scan gives; likewise `attention`.
+        gate: of the feed-forward block, before its activation; `down` is of what it gives.
+        normed: what the scan gives is normed behind its gate.
+    """
+
+    scanned: tuple[float, float, float]
+    gated: float
+    steps: float
+    scan: float
+    attention: float
+    gate: float
+    down: float
+    normed: bool
+
+
 class Ops(Protocol):
     """A backend. Norms are RMS norms with the model's epsilon."""
 

@@ -155,6 +155,19 @@ _ADDED["nemotron_h_moe"] = _ADDED["nemotron_h"] | {
     "num_experts_per_tok": 2,
     "routed_scaling_factor": 2.5,
 }
+_ADDED["falcon_h1"] = {
+    "mamba_d_ssm": 256,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 4,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.5,
+    "ssm_out_multiplier": 0.7,
+    "ssm_multipliers": [0.5, 0.8, 1.25, 0.6, 1.75],
+    "mlp_multipliers": [0.75, 1.5],
+}
 _ADDED["deepseek_v3"] = {
     "num_key_value_heads": 4,
     "q_lora_rank": 256,
@@ -177,7 +190,7 @@ _ADDED["glm4_moe_lite"] = _ADDED["deepseek_v3"] | {
     "topk_group": 1,
 }
 _BIASED = ("qwen2",)
-_SCANS = ("nemotron_h", "nemotron_h_moe")
+_SCANS = ("nemotron_h", "nemotron_h_moe", "falcon_h1")
 
 # Half-precision numbers in a block: place, and bits but for ten of mantissa.
 _HALVES: dict[str, dict[int, int]] = {

@@ -11,6 +11,7 @@ from paceline.models.families.base import LLAMA_HALVES, Family, Step
 from paceline.models.families.deepseek import DEEPSEEK3, GLM4_LITE
 from paceline.models.families.denoisers import DENOISERS, UNSUPPORTED
 from paceline.models.families.experts import BLOCKFFN, MIXTRAL, QWEN3_MOE
+from paceline.models.families.falcon_h1 import FALCON_H1
 from paceline.models.families.gemma3 import GEMMA3
 from paceline.models.families.gemma4 import GEMMA4
 from paceline.models.families.gpt_oss import GPT_OSS
@@ -29,7 +30,7 @@ from paceline.models.families.smollm3 import SMOLLM3
 from paceline.models.ops import Ops, Rows
 
 _DENSE = (LLAMA, MISTRAL, MINISTRAL3, QWEN2, QWEN3, GEMMA3, PHI3, SMOLLM3, GRANITE, GRANITE4)
-_HYBRID = (QWEN3_5, LFM2, LFM2_MOE, NEMOTRON_H, NEMOTRON_H_MOE)
+_HYBRID = (QWEN3_5, LFM2, LFM2_MOE, NEMOTRON_H, NEMOTRON_H_MOE, FALCON_H1)
 _SPARSE = (QWEN3_MOE, MIXTRAL, BLOCKFFN, QWEN3_5_MOE, GPT_OSS, DEEPSEEK3, GLM4_LITE)
 FAMILIES = (*_DENSE, OLMO2, OLMO3, GEMMA4, *_HYBRID, *_SPARSE)
 """Autoregressive ones."""
