@@ -58,8 +58,8 @@ _STEPS = 7  # of a draft at most, where the config names none
 
 # Tensors outside the layers in safetensors and pickles, and in GGUF files. Of the first layer
 # "attention_norm" norms the embeddings and "hidden_norm" the states beside them.
-_HF_ENDS = {"fc": "fc", "norm": "norm", "head": "lm_head", "embed": "embed_tokens"}
-_HF_ENDS |= {
+_HF_ENDS = {
+    **{"fc": "fc", "norm": "norm", "head": "lm_head", "embed": "embed_tokens"},
     "hidden_norm": "hidden_norm",
     "markov_in": "markov_head.markov_w1",
     "markov_out": "markov_head.markov_w2",
@@ -80,8 +80,8 @@ _MEDUSA = (
     (r"^lm_heads\.(\d+)\.weight$", r"heads.\1.weight"),
     (r"^lm_head\.weight$", "head.weight"),
 )
-_GGUF_ENDS = {"fc": "fc", "norm": "output_norm", "head": "output", "embed": "token_embd"}
-_GGUF_ENDS |= {
+_GGUF_ENDS = {
+    **{"fc": "fc", "norm": "output_norm", "head": "output", "embed": "token_embd"},
     "hidden_norm": "enc.output_norm",
     "markov_in": "markov_w1",
     "markov_out": "markov_w2",
@@ -502,9 +502,7 @@ class PublishedHead:
         )
 
     def _damaged(self, why: str) -> InvalidOption:
-        return InvalidOption(
-            f"{self.path} is no whole {self.wiring.kind} head ({why}): download it again"
-        )
+        return _no_whole(self.path, self.wiring.kind, why)
 
     def _check(self, shapes: Shapes, drafted: int) -> None:
         width = self.config.hidden_size
@@ -601,6 +599,10 @@ class PublishedHead:
             if (apart > error * np.linalg.norm(known, axis=1)).any():
                 return False
         return True
+
+
+def _no_whole(path: Path, kind: str, why: str) -> InvalidOption:
+    return InvalidOption(f"{path} is no whole {kind} head ({why}): download it again")
 
 
 # A drafter of others, opened.
@@ -755,9 +757,7 @@ def _in_directory(
             names,
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ModelError) as error:
-        raise InvalidOption(
-            f"{path} is no whole {kind} head (config.json: {error}): download it again"
-        ) from error
+        raise _no_whole(path, kind, f"config.json: {error}") from error
 
 
 def _medusa(
@@ -771,9 +771,7 @@ def _medusa(
         names[plain.removesuffix(".weight")] = name
     blocks = [each.split(".") for each in names if re.fullmatch(r"blocks\.\d+\.\d+", each)]
     if not blocks:
-        raise InvalidOption(
-            f"{path} is no whole Medusa head (no residual block): download it again"
-        )
+        raise _no_whole(path, "Medusa", "no residual block")
     (width, *_), tables = tensors.shape(names["blocks.0.0"]), ("heads.0", "head")
     known = next((tensors.shape(names[each])[0] for each in tables if each in names), 0)
     own = _without_layers(width, int(config.get("vocab_size") or known))
@@ -821,9 +819,7 @@ def _speculator(
         )
         own = _without_layers(width, int(config["vocab_size"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidOption(
-            f"{path} is no whole MLP speculator (config.json: {error}): download it again"
-        ) from error
+        raise _no_whole(path, "MLP speculator", f"config.json: {error}") from error
     return PublishedHead(path, "IBM", own, wiring, steps, "", {}, tensors, names)
 
 
@@ -1003,6 +999,4 @@ def _in_gguf(path: Path) -> Published | None:
             names,
         )
     except (KeyError, TypeError, ValueError, IndexError, ModelError) as error:
-        raise InvalidOption(
-            f"{path} is no whole {kind} head ({error}): download it again"
-        ) from error
+        raise _no_whole(path, kind, str(error)) from error

@@ -394,7 +394,7 @@ class MedusaDrafter(TrainedDrafter):
 
 class MlpSpeculatorDrafter(TrainedDrafter):
     name: ClassVar[str] = "mlp-speculator"
-    paper = "Wertheimer et al. 2024, arXiv:2404.19124"
+    paper = "MLP speculators, Wertheimer et al. 2024, arXiv:2404.19124"
     requires = "features; a published drafter (--draft-model)"
 
 
