@@ -14,14 +14,7 @@ import numpy as np
 
 from paceline.core.types import CanvasTraits, LogitArray, ProbArray
 from paceline.errors import InvalidOption, ModelError
-from paceline.models.ops import (
-    Activation,
-    Experts,
-    Multipliers,
-    Rotary,
-    StateHeads,
-    Temperature,
-)
+from paceline.models.ops import Activation, Experts, Multipliers, Rotary, StateHeads, Temperature
 
 ELSEWHERE = "use --runtime transformers"
 # Whose `attention_bias` says nothing of the attention output; and whose output has one.

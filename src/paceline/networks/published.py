@@ -223,48 +223,36 @@ class BlockWiring(Wiring):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateWiring(Wiring):
-    """That of heads that read the last hidden state; `heads` of Medusa, each of so many blocks."""
+    """That of heads that read the last hidden state.
+
+    Attributes:
+        heads: of Medusa, each of so many `blocks`.
+        inner: width of an MLP speculator's states; the first is `normed`, steps are `tied`.
+    """
 
     boundaries: tuple[int, ...] = (FINAL,)
     heads: int = 0
     blocks: int = 0
+    inner: int = 0
+    tied: bool = False
+    normed: bool = False
 
     @property
     def kind(self) -> str:
-        return "Medusa" if self.heads else "EAGLE-1"
+        return "Medusa" if self.heads else "MLP speculator" if self.inner else "EAGLE-1"
 
     def network(
         self, config: ModelConfig, read: int, present: frozenset[str], steps: int, drafted: int
     ) -> Network:
         if self.heads:
             return PublishedMedusa(config, self.heads, self.blocks, "heads.0" in present)
+        if self.inner:
+            return MlpSpeculator(config, self.inner, self.tied, self.normed, steps)
         return PublishedEagle(config, present, steps)
 
     def said(self) -> dict[str, Any]:
         many = {"foretells": f"{self.heads} in one pass", "blocks_of_a_head": self.blocks}
         return many if self.heads else {"foretells": "one in a pass"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWiring(Wiring):
-    """That of MLP speculators, whose states have a width of their own."""
-
-    boundaries: tuple[int, ...] = (FINAL,)
-    inner: int
-    tied: bool
-    normed: bool
-
-    @property
-    def kind(self) -> str:
-        return "MLP speculator"
-
-    def network(
-        self, config: ModelConfig, read: int, present: frozenset[str], steps: int, drafted: int
-    ) -> Network:
-        return MlpSpeculator(config, self.inner, self.tied, self.normed, steps)
-
-    def said(self) -> dict[str, Any]:
-        return {"foretells": "one in a pass", "states": f"of width {self.inner}"}
 
 
 class PublishedEagle3(Network):
@@ -811,12 +799,8 @@ def _speculator(
         names |= {} if shared else {"fc" if plain == "proj.0" else plain: name}
     try:
         width, steps = int(config["emb_dim"]), int(config["n_predict"])
-        wiring = StepWiring(
-            width=width,
-            inner=int(config["inner_dim"]) or width,
-            tied=tied,
-            normed=bool(config.get("scale_input")),
-        )
+        inner, normed = int(config["inner_dim"]) or width, bool(config.get("scale_input"))
+        wiring = StateWiring(width=width, inner=inner, tied=tied, normed=normed)
         own = _without_layers(width, int(config["vocab_size"]))
     except (KeyError, TypeError, ValueError) as error:
         raise _no_whole(path, "MLP speculator", f"config.json: {error}") from error

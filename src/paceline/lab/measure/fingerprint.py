@@ -156,15 +156,8 @@ _ADDED["nemotron_h_moe"] = _ADDED["nemotron_h"] | {
     "routed_scaling_factor": 2.5,
 }
 _ADDED["falcon_h1"] = {
-    "mamba_d_ssm": 256,
-    "mamba_n_heads": 8,
-    "mamba_d_head": 32,
-    "mamba_d_state": 16,
-    "mamba_n_groups": 2,
-    "mamba_d_conv": 4,
-    "key_multiplier": 0.6,
-    "attention_in_multiplier": 1.5,
-    "ssm_out_multiplier": 0.7,
+    **{"mamba_d_ssm": 256, "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16},
+    **{"mamba_n_groups": 2, "mamba_d_conv": 4, "key_multiplier": 0.6, "ssm_out_multiplier": 0.7},
     "ssm_multipliers": [0.5, 0.8, 1.25, 0.6, 1.75],
     "mlp_multipliers": [0.75, 1.5],
 }

@@ -150,18 +150,17 @@ SDAR_MOE = replace(QWEN3_MOE, hf="sdar_moe", gguf="", facts=SDAR.facts)
 def _llada2_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     _check(config, _LLADA2_HAS)
     check_shared(config["num_shared_experts"])
-    used = int(config["num_experts_per_tok"])
     experts = Experts(
         int(config["num_experts"]),
-        used,
+        used := int(config["num_experts_per_tok"]),
         used > 1,
         sigmoid=True,
         groups=int(config["n_group"]),
         groups_used=int(config["topk_group"]),
         factor=float(config["routed_scaling_factor"]),
     )
-    dense = range(int(config["first_k_dense_replace"]))
-    return {"qk_norm": True, "experts": experts, "dense_layers": tuple(dense)}
+    dense = tuple(range(int(config["first_k_dense_replace"])))
+    return {"qk_norm": True, "experts": experts, "dense_layers": dense}
 
 
 _PARTS = ("gate", "up", "down")
