@@ -167,9 +167,8 @@ def test_a_model_stays_as_long_as_requests_say() -> None:
         await asyncio.sleep(0.05)
         assert of_a() == "loaded"
         for wrong in ("5 minutes", "", "--1", "1.2.3s", "nan"):
-            response = await client.post(
-                "/api/embed", {"model": "a", "input": "a", "keep_alive": wrong}
-            )
+            body = {"model": "a", "prompt": "a", "raw": True, "keep_alive": wrong}
+            response = await client.post("/api/generate", body)
             assert response.status_code == 400
             assert "keep_alive" in response.text
 
