@@ -790,7 +790,7 @@ def _without_layers(width: int, vocabulary: int) -> ModelConfig:
 def _speculator(
     path: Path, config: Mapping[str, Any], tensors: _Tensors, found: Sequence[str]
 ) -> PublishedHead:
-    names, tied = {}, bool(config.get("tie_weights"))
+    names, tied = dict[str, str](), bool(config.get("tie_weights"))
     for name in found:
         part, _, rest = name.removeprefix("speculator.").partition(".")
         step = rest.partition(".")[0]
@@ -939,7 +939,7 @@ def _in_gguf(path: Path) -> Published | None:
         shapes["token_embd.weight"] = (size, int(told("embedding_length")))
         rope = next((each for each in file.tensors if each.endswith("rope_freqs.weight")), None)
         divisors = {} if rope is None else {"rope_freqs.weight": file.read(rope).tolist()}
-        ids, windows = tuple(map(int, layers)), ()
+        ids, windows = tuple(map(int, layers)), tuple[int, ...]()
         width = int(told("target_hidden_size")) or file.shape(names["fc"])[1] // (len(ids) or 3)
         wiring: Wiring
         if kind == "EAGLE-3":
