@@ -87,8 +87,10 @@ _GGUF_ENDS = {
     "markov_out": "markov_w2",
 }
 # Entries of a block drafter that change what is computed; of the latter two what is so always.
-_GGUF_BLOCK = ("attention.sliding_window", "attention.sliding_window_pattern")
-_GGUF_BLOCK += ("attention.causal", "rope.dimension_sections")
+_GGUF_BLOCK = (
+    *("attention.sliding_window", "attention.sliding_window_pattern"),
+    *("attention.causal", "rope.dimension_sections"),
+)
 _HIDDEN_NORMS = ("attn_norm_2", "hidden_norm")
 # What a checkpoint may hold that says nothing of a draft, or that is computed.
 _SPARE = (
