@@ -88,8 +88,10 @@ _GGUF_ENDS = {
 }
 # Entries of a block drafter that change what is computed; of the latter two what is so always.
 _GGUF_BLOCK = (
-    *("attention.sliding_window", "attention.sliding_window_pattern"),
-    *("attention.causal", "rope.dimension_sections"),
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "attention.causal",
+    "rope.dimension_sections",
 )
 _HIDDEN_NORMS = ("attn_norm_2", "hidden_norm")
 # What a checkpoint may hold that says nothing of a draft, or that is computed.
