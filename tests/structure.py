@@ -55,7 +55,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 70_487,
+    "lines": 70_521,
     "lines of methods": 11_510,
     "modules": 428,
     "docstrings": 0.14,

@@ -25,6 +25,7 @@ SHOWN = {
     "lfm": "<|tool_list_start|>",
     "gemma": "<|tool_call>call: <|channel>thought <channel|>",
     "ministral": "[TOOL_CALLS] [ARGS]",
+    "mistral ids": "[TOOL_CALLS] [CALL_ID] [ARGS]",
     "harmony": "<|channel|>analysis",
 }
 """What a template shows of each form."""

@@ -36,13 +36,18 @@ class CallForm(NamedTuple):
         neck: text between the name and the arguments.
         tail: text behind the arguments.
         notation: of the arguments; None is a JSON object.
+        mark: text between the name and an id of nine letters and digits, which stands before the
+            neck; empty if calls have no ids.
     """
 
     head: str = ""
     neck: str = ""
     tail: str = ""
     notation: Notation | None = None
+    mark: str = ""
 
 
+CALL_ID = "[a-zA-Z0-9]{9}"
+"""Expression of a call's id, as Mistral's templates demand."""
 OBJECT = CallForm('{"name": "', '", "arguments": ', "}")
 PYTHON = CallForm("", "(", ")", Notation(value="=", comma=", ", words=("None", "True", "False")))

@@ -18,7 +18,7 @@ from paceline.core.cache import read_text
 from paceline.core.options import check_text
 from paceline.core.types import BoolArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.models.calls import OBJECT, CallForm, Notation
+from paceline.models.calls import CALL_ID, OBJECT, CallForm, Notation
 from paceline.models.gbnf import lark_lines
 from paceline.models.patterns import LONGEST, Untranslated, terminal
 from paceline.models.schemas import COMPACT, FREE, LARGEST, SPACED, SchemaRules, Spacing
@@ -296,7 +296,8 @@ class Grammars:
         notation = form.notation
         style = SPACED if compact or notation else FREE
         style = COMPACT if notation and notation.quote != '"' else style
-        calls, rows, unheld, size = [], [], [], 0
+        calls, rows, unheld, size = [], [f"ID: /{CALL_ID}/"] if form.mark else [], [], 0
+        spell = self._spelled
         for number, (name, schema, firm) in enumerate(called):
             named = f"the schema of tool {name!r}"
             try:
@@ -309,13 +310,13 @@ class Grammars:
                 rules = self._rules(anything, style, named, True, f"t{number}", notation)
             unheld += [f"{name}{each}" for each in rules.unheld]
             shown = _json_text(name)[1:-1] if form == OBJECT else name
-            head = self._spelled(f"{form.head}{shown}{form.neck}")
-            calls.append(f"{head} {rules.root} {self._spelled(form.tail)}")
+            head = spell(f"{form.head}{shown}{form.mark or form.neck}")
+            head += f" ID {spell(form.neck)}" if form.mark else ""
+            calls.append(f"{head} {rules.root} {spell(form.tail)}")
             rows += rules.lines
             size += sum(map(len, rules.lines))
             if size > LARGEST:
                 raise InvalidOption(f"the grammar of {len(called)} tools is too large: give fewer")
-        spell = self._spelled
         more = spell(f"{end}\n{begin}" if between is None else between)
         # Some models go on calling as long as they may.
         row = f"call ({more} call){{0,{MOST_CALLS - 1}}}" if parallel else "call"

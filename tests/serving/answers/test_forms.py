@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.serving.answers.test_parser import Answer, joined
 
 from paceline.serving.answers.channels import ChannelParser
-from paceline.serving.answers.parser import AnswerParser
+from paceline.serving.answers.parser import AnswerParser, call_id
 from paceline.serving.answers.style import HERMES, Style, find_style
 
 STYLES = {
@@ -23,6 +23,7 @@ STYLES = {
     "lfm": find_style("tools <|tool_list_start|>"),
     "gemma": find_style("tools <|tool_call>call: <|channel>thought <channel|>"),
     "ministral": find_style("tools [TOOL_CALLS] [ARGS] [THINK][/THINK]"),
+    "mistral ids": find_style("tools [TOOL_CALLS] [CALL_ID] [ARGS]"),
     "harmony": find_style("tools <|channel|>analysis"),
 }
 SCHEMA = {
@@ -114,6 +115,13 @@ ANSWERS: list[tuple[str, str, Answer]] = [
     ),
     ("ministral", "[TOOL_CALLS]f2[ARGS] {}", one("f2", {})),
     (
+        "mistral ids",
+        'Hm [TOOL_CALLS]f[CALL_ID]a1B2c3D4e[ARGS]{"s": "[CALL_ID]", "n": 1}',
+        one("f", {"s": "[CALL_ID]", "n": 1}, "Hm"),
+    ),
+    ("mistral ids", "[TOOL_CALLS]f2[CALL_ID]0[ARGS]{}", one("f2", {})),
+    ("mistral ids", "[TOOL_CALLS]f2[ARGS]{}", one("f2", {})),
+    (
         "harmony",
         f'<|channel|>analysis<|message|>So, n < 3.\n<|end|><|start|>assistant{CHANNEL}{{"n": 1}}'
         "<|call|>",
@@ -155,6 +163,12 @@ NONE: list[tuple[str, str]] = [
     ("ministral", "[TOOL_CALLS]g[ARGS]{}"),
     ("ministral", "[TOOL_CALLS]f{}"),
     ("ministral", "[TOOL_CALLS]f[ARGS]1"),
+    ("ministral", "[TOOL_CALLS]f[CALL_ID]a1B2c3D4e[ARGS]{}"),
+    ("mistral ids", "[TOOL_CALLS]g[CALL_ID]a1B2c3D4e[ARGS]{}"),
+    ("mistral ids", "[TOOL_CALLS]f[CALL_ID]a1B2c3D4e[ARGS]1"),
+    ("mistral ids", "[TOOL_CALLS]f[CALL_ID]a1B2c3D4e{}"),
+    ("mistral ids", "[TOOL_CALLS]f[CALL_ID]a1\n[ARGS]{}"),
+    ("mistral ids", f"[TOOL_CALLS]f[CALL_ID]{'a' * 80}[ARGS]{{}}"),
     ("harmony", "plain"),
     ("harmony", "<|channel|>comment"),
     ("harmony", "<|channel|>commentary to=python<|message|>1 + 1"),
@@ -177,7 +191,7 @@ def test_what_is_no_call_is_content(name: str, text: str) -> None:
         assert parse(STYLES[name], *pieces) == Answer("", text, (), 0)
 
 
-@pytest.mark.parametrize("name", set(STYLES) - {"xml", "ministral"})
+@pytest.mark.parametrize("name", set(STYLES) - {"xml", "ministral", "mistral ids"})
 def test_another_family_s_calls_are_not_read(name: str) -> None:
     text = next(text for style, text, found in ANSWERS if style == name and found.calls)
     assert not parse(HERMES, text).calls
@@ -199,6 +213,7 @@ def test_several_calls() -> None:
         ("lfm", "<|tool_call_start|>[f(n=1), f2()]<|tool_call_end|>"),
         ("gemma", "<|tool_call>call:f{n:1}<tool_call|><|tool_call>call:f2{}<tool_call|>"),
         ("ministral", '[TOOL_CALLS]f[ARGS]{"n": 1}[TOOL_CALLS]f2[ARGS]{}'),
+        ("mistral ids", '[TOOL_CALLS]f[CALL_ID]a[ARGS]{"n": 1}[TOOL_CALLS]f2[CALL_ID]a[ARGS]{}'),
     ):
         assert parse(STYLES[name], text) == parse(STYLES[name], *text) == two
 
@@ -224,13 +239,29 @@ def test_values_are_of_the_schema_s_types(key: str, text: str, value: object) ->
 
 
 def test_json_arguments_come_as_they_are_written() -> None:
-    for name, head in (("ministral", "[TOOL_CALLS]f[ARGS]"), ("harmony", CHANNEL)):
+    for name, head in (
+        ("ministral", "[TOOL_CALLS]f[ARGS]"),
+        ("mistral ids", "[TOOL_CALLS]f[CALL_ID]a[ARGS]"),
+        ("harmony", CHANNEL),
+    ):
         style = STYLES[name]
         parser = (ChannelParser if style.said else AnswerParser)(style, TOOLS, request="r")
         assert parser.feed(head) == []
         assert [delta.text for delta in parser.feed('{"s": "a')] == ["", '{"s": "a']
         assert [delta.text for delta in parser.feed('b"')] == ['b"']
         assert (parser.finish(), parser.calls) == ([], 0)
+
+
+def test_an_id_that_the_model_wrote_is_the_call_s_once() -> None:
+    def ids(*given: str) -> list[str]:
+        text = "".join(f"[TOOL_CALLS]f[CALL_ID]{each}[ARGS]{{}}" for each in given)
+        parser = AnswerParser(STYLES["mistral ids"], TOOLS, request="r")
+        return [each.id for each in parser.feed(text) if each.name]
+
+    own = [call_id("r", index) for index in range(3)]
+    assert ids("a1B2c3D4e", "a1B2c3D4e", "Z1B2c3D4e") == ["a1B2c3D4e", own[1], "Z1B2c3D4e"]
+    assert ids("0", "a1-2c3D4e", "a1B2c3D4ef") == own
+    assert len({*ids("0", own[0], own[0])}) == 3
 
 
 def test_an_answer_that_begins_within_a_channel() -> None:
@@ -247,6 +278,7 @@ PIECES = {
     "lfm": "<|tool_call_start|> <|tool_call_end|> [ ] f( f2( ) n= ' \\ ,",
     "gemma": '<|tool_call> <tool_call|> call:f{ call:f2{ } { [ ] n: <|"|> , : <|channel>thought',
     "ministral": '[TOOL_CALLS] [ARGS] f f2 { } {} "n" : [ ] [THINK] [/THINK]',
+    "mistral ids": "[TOOL_CALLS] [CALL_ID] [ARGS] f f2 a1B2c3D4e {} { [THINK] [/THINK]",
     "harmony": "<|channel|> <|message|> <|end|> <|start|> assistant to=functions.f analysis {}",
 }
 

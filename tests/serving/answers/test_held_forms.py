@@ -21,7 +21,7 @@ from paceline.serving.answers.style import HERMES, LLAMA, Style
 END = 2
 ALL = {**STYLES, "hermes": HERMES, "llama": LLAMA}
 TOKENS = """<|tool_call> <tool_call|> <|"|> <|tool_call_start|> <|tool_call_end|> [TOOL_CALLS]
-[ARGS] <|channel|> <|message|> <|end|> <|start|> <|constrain|> <|channel> <channel|>"""
+[ARGS] [CALL_ID] <|channel|> <|message|> <|end|> <|start|> <|constrain|> <|channel> <channel|>"""
 
 
 def tokenizer_with(special: bool) -> Tokenizer:
@@ -124,6 +124,7 @@ WRITTEN = {
     "lfm": '<|tool_call_start|>[f(s="it\'s \\"a\\" <b>\\n", n=1)]<|tool_call_end|>',
     "gemma": '<|tool_call>call:f{s:<|"|>it\'s "a" <b>\n<|"|>,n:1}<tool_call|>',
     "ministral": '[TOOL_CALLS]f[ARGS]{"s": "it\'s \\"a\\" <b>\\n", "n": 1}',
+    "mistral ids": '[TOOL_CALLS]f[CALL_ID]a1B2c3D4e[ARGS]{"s": "it\'s \\"a\\" <b>\\n", "n": 1}',
     "harmony": "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
     '{"s": "it\'s \\"a\\" <b>\\n", "n": 1}',
     "hermes": '<tool_call>\n{"name": "f", "arguments": {"s": "it\'s \\"a\\" <b>\\n", "n": 1}}\n'

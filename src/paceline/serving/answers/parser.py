@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from paceline.models.calls import PYTHON
+from paceline.models.calls import CALL_ID, PYTHON
 from paceline.serving.answers.call import SPACE, CallReader, Reader, python_arguments
 from paceline.serving.answers.style import PYTHON_TAG, Style
 
@@ -35,7 +35,7 @@ class Delta:
 
 
 def call_id(request: str, index: int) -> str:
-    """Return the id of a request's call: nine letters and digits, as Mistral's templates demand."""
+    """Return the id of a request's call, a `CALL_ID`."""
     return hashlib.sha256(f"{request}:{index}".encode()).hexdigest()[:9]
 
 
@@ -53,6 +53,7 @@ def _heads(style: Style, names: Iterable[str]) -> dict[str, str]:
     # name, what must follow it tells that it has ended.
     form = style.form
     necks = [form.neck.strip()] if form.neck.strip() else ["\n", "<"]
+    necks += [form.mark] if form.mark else []
     if form.head.startswith("{"):
         return {}
     return {f"{form.head}{name}{neck}": name for name in names for neck in necks}
@@ -63,13 +64,17 @@ def _run_before(markers: Iterable[str]) -> re.Pattern[str]:
     return re.compile(rf"[^{first}]*[^{first}{SPACE}]" if first else ".+", re.DOTALL)
 
 
+_LONGEST_ID = 64  # characters
+
+
 class AnswerParser:
     """Parse one answer.
 
     A call is given out once its name and the first character of its arguments are read; one whose
     arguments are no JSON when it is whole. What cannot become a call is content, markers included.
     Doubled braces are read as single ones; a call that is written as Python without a marker begins
-    an answer. White space before a call and after the last one is left out, and so are line breaks
+    an answer. An id that the model wrote is the call's if it is a `CALL_ID` that the answer has not
+    used. White space before a call and after the last one is left out, and so are line breaks
     next to tags of reasoning.
 
     To parse an answer that continues a message, feed that message first and drop its deltas.
@@ -122,7 +127,9 @@ class AnswerParser:
         self._doubled = False  # braces of the call that is read
         self._bound = False  # its name stands before the object of its arguments
         self._inner: dict[str, str] = {}  # heads that may open the next call
-        self._name = ""  # of the call that is given out when it is whole
+        self._name = ""  # of the call that is given out when it is whole, or whose id is read
+        self._id = ""  # that the model wrote for it
+        self._ids: set[str] = set()  # given out
         self._from = 0  # where its arguments begin in what is pending
         self._read: Reader = python_arguments
         self._tail = ""
@@ -242,7 +249,11 @@ class AnswerParser:
         rest = head[-1] if not style.form.neck.strip() and not python else ""
         self._pending.append(head[: len(head) - len(rest)])
         if style.read is None and not python:
-            self._call_of(name)
+            self._name, self._from = name, len(self._pending)
+            if style.form.mark and head.endswith(style.form.mark):
+                self._state = self._identified
+            else:
+                self._call_of(name)
             return
         form = PYTHON if python else style.form
         self._read = style.read if style.read is not None and not python else python_arguments
@@ -261,6 +272,17 @@ class AnswerParser:
             text = "".join(self._pending[self._from : begin])
             with suppress(SyntaxError):  # which says that it goes on
                 self._give_whole(self._name, self._read(text, self._schemas.get(self._name, {})))
+
+    def _identified(self, char: str) -> None:
+        # An id, up to the neck.
+        self._pending.append(char)
+        given, neck, _ = "".join(self._pending[self._from :]).partition(self._style.form.neck)
+        if neck:
+            fresh = re.fullmatch(CALL_ID, given) and given not in self._ids
+            self._id = given if fresh else ""
+            self._call_of(self._name)
+        elif char == "\n" or len(given) > _LONGEST_ID:
+            self._refuse()
 
     def _call_of(self, name: str) -> None:
         # JSON arguments follow.
@@ -359,7 +381,9 @@ class AnswerParser:
     def _give(self, name: str, arguments: str) -> None:
         self._given = True
         self._pending.clear()
-        identifier = call_id(self._request, self._index)
+        identifier = self._id or call_id(self._request, self._index)
+        self._ids.add(identifier)
+        self._id = ""
         self._out.append(Delta("call", "", self._index, identifier, name))
         self._emit("call", arguments)
 
@@ -391,7 +415,7 @@ class AnswerParser:
 
     def _refuse(self) -> None:
         self._emit("content", self._drain())
-        self._said, self._listed = True, False
+        self._said, self._listed, self._id = True, False, ""
         self._state = self._text
 
     def _count(self) -> None:

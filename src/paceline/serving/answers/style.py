@@ -54,7 +54,8 @@ class Style:
         form = self.form
         quote = form.notation.quote if form.notation else ""
         texts = (self.begin, self.end, self.before, self.after, self.turn, self.said, quote)
-        spelled = "\n".join((*texts, form.head, form.neck, form.tail, *(self.think or ())))
+        texts += (form.head, form.mark, form.neck, form.tail, *(self.think or ()))
+        spelled = "\n".join(texts)
         return tuple(i for text, i in tokenizer.special_ids.items() if text in spelled)
 
 
@@ -100,6 +101,8 @@ GEMMA4 = Style(
     read=marked_arguments,
 )
 MINISTRAL3 = Style("[TOOL_CALLS]", "", "[TOOL_CALLS]", "", "[TOOL_CALLS]", CallForm(neck="[ARGS]"))
+# Of Mistral Small 3.2, Magistral and Devstral of 2025:
+MISTRAL_IDS = replace(MINISTRAL3, form=CallForm(neck="[ARGS]", mark="[CALL_ID]"))
 # gpt-oss:
 HARMONY = Style(
     begin="",
@@ -119,6 +122,7 @@ _STYLES = (
     ("<arg_key>", GLM),
     ("<function=", ELEMENTS),
     (r"<(?:\w+:)?tool_call>", HERMES),
+    (r"\[CALL_ID\]", MISTRAL_IDS),
     (r"\[ARGS\]", MINISTRAL3),
     (r"\[TOOL_CALLS\] \[", Style("[TOOL_CALLS]", "", "[TOOL_CALLS] [", "]", ", ")),
     (r"\[TOOL_CALLS\]", Style("[TOOL_CALLS]", "", "[TOOL_CALLS][", "]", ", ")),
