@@ -255,6 +255,28 @@ EXPRESSIONS = {
         f"{_HEAD}{_BIG}*{_SMALL}+{_S}?|{_HEAD}{_BIG}+{_SMALL}*{_S}?" + r"|\p{N}{1,3}" + _SLASH
     ],
     "default": [r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
+    "deepseek-v3": [
+        r"\p{N}\p{N}?\p{N}?",
+        r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"[[\p{P}\p{S}]&&\p{ASCII}][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ],
+    "deepseek-coder": [
+        r"[\r\n]",
+        r"\s?\p{L}+",
+        r"\s?\p{P}+",
+        r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+        r"\p{N}",
+    ],
+    "deepseek-llm": [
+        r"[\r\n]",
+        r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+        # Letters of ASCII are among these marks, by the original's own range from ":" to "~".
+        r"\s?[[\x21-\x7e]--[0-9]||[\u2018-\u201f\u3000-\u3002\uff01-\uff0f\uff1a-\uff5e]]+",
+        r"\s+$",
+        r"[\u0800-\u9fa5\uac00-\ud7ff]+",
+        r"\p{N}",
+    ],
 }
 
 

@@ -36,6 +36,15 @@ _CASED = (
     r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _DIGITS = "digits"  # each a word, by the original's own rule
+# The letters with a case that DeepSeek's first tokenizer knows; not all that Unicode has.
+_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅ"
+    "Ὀ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-\u2113\u2115"
+    "\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎ"
+    "ꭰ-ꮿﬀ-ﬆﬓ-ﬗ\uff21-\uff3a\uff41-\uff5a𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_MARKS = r"!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002"
+_ASIAN = "[一-龥ࠀ-一가-퟿]+"
 _PATTERNS = {
     # What llama.cpp does for files whose converter did not know the model.
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
@@ -50,16 +59,31 @@ _PATTERNS = {
     "dbrx": (_WORDS % "{1,3}",),
     "gpt-4o": (_CASED % (_SUFFIX + "?", _SUFFIX + "?", "{1,3}"),),
     "tekken": (_CASED % ("", "", ""),),
+    "deepseek-llm": (
+        r"[\r\n]",
+        rf"\s?[{_LETTERS}]+",
+        rf"\s?[{_MARKS}]+",
+        r"\s+$",
+        _ASIAN,
+        _DIGITS,
+    ),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _ASIAN, _DIGITS),
+    "deepseek-v3": (
+        r"\p{N}{1,3}",
+        r"[一-龥\u3040-\u30ff]+",
+        r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "bailingmoe": (_WORDS % "",),  # the words of "qwen2", of text as it is written
 }
 # Names of the same: Granite 3 is "refact", Granite 4 and Phi-4 are "dbrx", Phi-4-mini and gpt-oss
 # are "gpt-4o", SmolLM3 is "llama-bpe", Ministral 3 is "tekken".
 _SAME = {
-    **dict.fromkeys(("phi-2", "olmo", "granite-docling"), "gpt-2"),
-    "refact": "smollm",
-    "starcoder": "smollm",
-    "codeshell": "smollm",
-    "deepseek-r1-qwen": "qwen2",
-    "megrez": "qwen2",
+    **dict.fromkeys(("phi-2", "olmo", "granite-docling", "mpt"), "gpt-2"),
+    **dict.fromkeys(("refact", "starcoder", "codeshell", "command-r", "minerva-7b"), "smollm"),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez"), "qwen2"),
+    **dict.fromkeys(("hunyuan-dense", "joyai-llm"), "deepseek-v3"),
+    **dict.fromkeys(("bailingmoe2", "llada-moe"), "bailingmoe"),
     **dict.fromkeys(("smaug-bpe", "glm4", "chatglm-bpe"), "dbrx"),
     "llama4": "gpt-4o",
     **dict.fromkeys(("llama3", "llama-v3", "falcon3", "pixtral"), "llama-bpe"),
