@@ -55,9 +55,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 70_521,
+    "lines": 70_679,
     "lines of methods": 11_510,
-    "modules": 428,
+    "modules": 429,
     "docstrings": 0.14,
     "loose": 6,
 }

@@ -78,3 +78,43 @@ def test_fingerprints_are_of_the_cpu_runtime_alone(more: tuple[str, ...], comman
     outcome = command("doctor", "--fingerprint", *more)
     assert outcome.code == 2
     assert "--fingerprint is of runtime cpu" in outcome.err
+
+
+def test_a_language_costs_tokens_and_forwards(
+    command: Command, loads: list[Options], tmp_path: Path
+) -> None:
+    text, short = tmp_path / "text.txt", tmp_path / "short.txt"
+    text.write_text("ab é " * 60, encoding="utf-8")
+    short.write_text("ab e " * 20, encoding="utf-8")
+    options = ("--language", str(text), "--reference", str(short))
+    report = json.loads(command("doctor", *options, "--json").out)["language"]
+    assert report["characters"] == len("ab é " * 60) - 1
+    assert report["bytes"] == report["characters"] + 60
+    assert report["tokens"] > report["characters"], "é is two tokens of one byte"
+    assert 3 < report["premium"] < 5
+    for mode, each in report["tokens_per_forward"].items():
+        assert each >= 1
+        assert report["passes"][mode] == pytest.approx(report["premium"] / each, abs=2e-3)
+    text_report = command("doctor", *options).out
+    assert "times the tokens of the reference" in text_report
+    assert "times the reference's forwards" in text_report
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--language", "none.txt"), "none.txt"),
+        (("--language", "/dev/null"), "/dev/null"),
+        (("--language", "a", "--profile"), "--language"),
+        (("--language", "a", "--quick"), "--language"),
+        (("--reference", "a"), "--reference"),
+    ],
+)
+def test_refuses_languages(
+    arguments: tuple[str, ...], named: str, command: Command, loads: list[Options]
+) -> None:
+    outcome = command("doctor", *arguments, "--json")
+    assert outcome.code == 2
+    assert named in outcome.err
+    assert one_line(outcome)
+    assert not loads

@@ -45,17 +45,30 @@ def doctor(
     ] = False,
     rows: Annotated[int, typer.Option(help="Rows of the drafted step of --profile.")] = 8,
     drafter: Annotated[str, typer.Option(help="Who drafts in --profile.")] = "suffix-automaton",
+    language: Annotated[
+        Path | None,
+        typer.Option(help="Say instead what a text costs in tokens and forwards, with drafts."),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="With --language: the same text in the language to compare with."),
+    ] = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Report on this machine: packages, costs of forwards, exactness and fidelity.
 
-    With --profile: where a plain and a drafted step spend their time, part by part.
+    With --profile: where a plain and a drafted step spend their time, part by part. With
+    --language: what a language costs beside another, in tokens and in forwards.
     """
     asked.check(drafter)
     if rows < 2:
         raise InvalidOption(f"--rows must be 2 or more, a root and a draft, not {rows}")
     if quick and profile:
         raise InvalidOption("--profile needs the model: leave out --quick")
+    if language is not None and (quick or profile or fingerprint):
+        raise InvalidOption("--language needs the model, and stands without other reports")
+    if reference is not None and language is None:
+        raise InvalidOption("--reference is of --language: give that file as well")
     if fingerprint and (profile or asked.runtime not in ("auto", "cpu")):
         raise InvalidOption("--fingerprint is of runtime cpu, and stands without --profile")
 
@@ -77,7 +90,9 @@ def doctor(
         if not as_json:
             remark("loading and measuring; this takes a minute or two")
         try:
-            if profile:
+            if language is not None:
+                report |= _language(asked, language, reference)
+            elif profile:
                 report |= _profile(asked, drafter, rows)
             else:
                 report |= _measure(asked)
@@ -126,6 +141,22 @@ def _profile(asked: Options, drafter: str, rows: int) -> dict[str, Any]:
             "plain": profile(plain, prompt, 1).as_dict(),
             "drafted": profile(drafted, prompt, rows).as_dict(),
         },
+    }
+
+
+def _language(asked: Options, path: Path, reference: Path | None) -> dict[str, Any]:
+    from paceline.lab.measure import premium
+    from paceline.registry import loading
+
+    text = premium.read_language(path)
+    beside = None if reference is None else premium.read_language(reference)
+    begin = perf_counter()
+    loaded = loading.load_model(asked)
+    seconds = perf_counter() - begin
+    engine = loading.make_engine(loaded, asked, max_batch=1)
+    return {
+        "model": {**_model(loaded), "load_seconds": seconds},
+        "language": {"file": str(path)} | premium.report(engine, text, beside),
     }
 
 
@@ -239,6 +270,8 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
         if model["kv_precision"]:
             size = model["kv_bytes_per_token"] / 1024
             found.append(("key-value cache", f"{model['kv_precision']}, {size:.1f} KiB per token"))
+    if "language" in report:
+        found += _language_lines(report["language"])
     if "c_n" in report:
         found += [
             ("plain forward", f"{report['forward_ms']:.1f} ms"),
@@ -259,6 +292,20 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
         *(f"{label:<{width}}  {text}" for label, text in found),
         *_profile_lines(report.get("profile", {})),
     ]
+
+
+def _language_lines(of: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Format `premium.report`."""
+    each = of["tokens_per_character"]
+    found = [("text", f"{of['characters']} characters, {of['tokens']} tokens, {each:.2f} each")]
+    if "premium" in of:
+        found.append(("premium", f"{of['premium']:.2f} times the tokens of the reference"))
+    for name, value in of["tokens_per_forward"].items():
+        text = f"{value:.2f} tokens/forward"
+        if "passes" in of:
+            text += f", {of['passes'][name]:.2f} times the reference's forwards without drafts"
+        found.append((f"drafted, {name}", text))
+    return found
 
 
 def _profile_lines(profiles: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -32,6 +32,7 @@ TOPICS = {
     "canvas": "Canvas decoding",
     "kernels": "Native kernels",
     "long-context": "Long context",
+    "tokens": "Languages and tokens",
 }
 """Title by topic, in the order of the overview. A topic is a page."""
 
