@@ -31,6 +31,7 @@ FOLDERS: tuple[tuple[str, str], ...] = (
         "runtimes",
         "targets and networks on the CPU, on torch, on transformers, and a reference in NumPy",
     ),
+    ("audio", "sound as models hear it: log-mel frames"),
     ("engine", "the decode loop, prefill, scheduling, stop rules, requests"),
     ("denoising", "decoders that fill a canvas: rules, cache plans, processes"),
     ("registry", "methods by name, and from names to a running engine"),
@@ -55,9 +56,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 70_679,
+    "lines": 70_836,
     "lines of methods": 11_510,
-    "modules": 429,
+    "modules": 431,
     "docstrings": 0.14,
     "loose": 6,
 }
