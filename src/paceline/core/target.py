@@ -323,6 +323,31 @@ def open_for_drafts(target: Target) -> Any:
     return target.open()
 
 
+@runtime_checkable
+class Listens(Protocol):
+    """A target that writes down what an encoder made of a sound, a memory.
+
+    A memory holds keys and values by layer of the decoder, of all rows that the encoder made. It
+    does not change; caches of any number of texts look at it.
+    """
+
+    @property
+    def hears(self) -> bool:
+        """Whether this model does: other models of the runtime have no encoder."""
+        ...
+
+    def encode(self, frames: LogitArray) -> Any:
+        """Return the memory of float32 `[n, mels]`, log-mel frames.
+
+        Raises InvalidOption for frames that the encoder does not read, OutOfMemory without room.
+        """
+        ...
+
+    def open_to(self, memory: Any) -> Any:
+        """Open an empty cache of a text that looks at it."""
+        ...
+
+
 class Runtime(Described):
     """What loads targets, by name: `load(source, options, **changes)`.
 

@@ -60,6 +60,21 @@ class Latents:
 
 
 @dataclass(frozen=True, slots=True)
+class Encoder:
+    """What makes a memory for a decoder; width, heads and feed-forward blocks are the decoder's.
+
+    Attributes:
+        layers: of the encoder.
+        rows: most rows of a memory, each of two frames.
+        mels: numbers of a frame.
+    """
+
+    layers: int
+    rows: int
+    mels: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Shape of a decoder model with RMS norms, rotary positions and gated feed-forward blocks.
 
@@ -76,6 +91,8 @@ class ModelConfig:
         local_rope_base: rotary base of layers with a window, not extended; None for `rope_base`.
         windows: newest keys that each layer sees, 0 for all; empty if no layer has a window.
         no_positions: layers without rotary positions.
+        learned_positions: rows of a table, by position, are added to embeddings.
+        encoder: makes what layers look at beside the text; None for none.
         attention_scale: of scores; 0 for `head_dim ** -0.5`.
         experts: in place of feed-forward blocks, but for `dense_layers`; None for none.
         state_heads: of layers in `recurrent`; None for short convolutions.
@@ -122,6 +139,8 @@ class ModelConfig:
     local_rope_base: float | None = None
     windows: tuple[int, ...] = ()
     no_positions: tuple[int, ...] = ()
+    learned_positions: bool = False
+    encoder: Encoder | None = None
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -217,6 +236,7 @@ class ModelConfig:
             and not self.norms_after
             and self.experts is None
             and not (self.recurrent or self.sinks or self.lenders or self.layer_inputs)
+            and self.encoder is None
             and not (self.logit_cap or self.full_kv_heads or self.full_head_dim or self.value_norm)
         )
 

@@ -113,10 +113,12 @@ class KV:
         layer: whose cache; -1 is the last.
         target: that of the target beside a network, of which a row sees the whole context, and no
             draft; else of the model or network itself.
+        memory: the one that an encoder wrote for a sequence, of which a row sees all.
     """
 
     layer: int
     target: bool = False
+    memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,11 @@ class Multipliers:
 
 
 class Ops(Protocol):
-    """A backend. Norms are RMS norms with the model's epsilon."""
+    """A backend. Norms have the model's epsilon.
+
+    A norm `NAME` is an RMS norm, or, if there is a `NAME.bias`, a layer norm: numbers less their
+    mean are normed, and the bias is added (Ba et al. 2016, arXiv:1607.06450).
+    """
 
     def weight(self, name: str) -> Rows:
         """Return a parameter that is no matrix, to be added or multiplied with."""
@@ -285,6 +291,20 @@ class Ops(Protocol):
         """Return GELU by its tanh, or if `exact` by the error function."""
         ...
 
+    def placed(self, x: Rows, table: str) -> Rows:
+        """Return rows with those of a table added that their positions name.
+
+        The table is read from the model's file, with the numbers that it has there.
+        """
+        ...
+
+    def neighbours(self, x: Rows, stride: int = 1) -> Rows:
+        """Return of every `stride`-th row the one before, itself and the one behind, side by side.
+
+        Rows beyond both ends are zeros. A matrix over them is a convolution of three taps.
+        """
+        ...
+
     def times(self, x: Rows, by: str | float) -> Rows:
         """Return `x` times a number, or the only one of a parameter of that name."""
         ...
@@ -328,6 +348,10 @@ class Ops(Protocol):
 
         Raises RuntimeUnavailable if no target lends its keys and values.
         """
+        ...
+
+    def store(self, layer: int, kv: Rows, heads: Heads) -> None:
+        """Write keys and values, side by side, to a layer of the memory that is being made."""
         ...
 
     def convolve(self, layer: int, x: Rows, name: str, *, activated: bool = True) -> Rows:

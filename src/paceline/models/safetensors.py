@@ -35,9 +35,11 @@ class SafetensorsFiles:
     def take_prefix(self) -> None:
         """Name tensors as a causal language model's, where only what stands before differs.
 
-        Base models lack "model.", and wrappers put words before it.
+        Base models lack "model.", and wrappers put words before it; what has an encoder stays.
         """
         wanted = "model.embed_tokens.weight"
+        if any(name.startswith("model.encoder.") for name in self._places):
+            return
         ends = [each for each in self._places if each.endswith(wanted.removeprefix("model."))]
         if wanted in self._places or len(ends) != 1:
             return

@@ -16,6 +16,7 @@ from paceline.errors import ModelError
 from paceline.models import kinds
 from paceline.models.adapters import AdaptedWeights, LoraAdapter
 from paceline.models.config import ModelConfig, Pooling, hf_eos_token_ids
+from paceline.models.ct2 import CT2File, is_ct2
 from paceline.models.denoiser import denoiser_options, denoises
 from paceline.models.families import hf_config, is_denoiser
 from paceline.models.generation import gguf_sampling, hf_sampling
@@ -32,6 +33,7 @@ from paceline.models.tokenizer import (
     tokenizer_from_gguf,
 )
 from paceline.models.weights import (
+    FileWeights,
     Stored,
     Weights,
     gguf_weights,
@@ -121,6 +123,8 @@ def resolve(
         if found is None or path.suffix == ".gguf":
             raise unknown_model(spec, "no such file or directory")
         path, name = from_hub(found[1], found[2], lambda reason: unknown_model(spec, reason)), spec
+    if is_ct2(path):
+        return CT2Source(path, name)
     if path.is_dir():
         path = kinds.model_in(path)
     if path.is_dir():
@@ -254,6 +258,31 @@ def _pooling(path: Path) -> Pooling:
     said = read_json(path / "1_Pooling" / "config.json")
     names: dict[str, Pooling] = {"mean_tokens": "mean", "cls_token": "cls"}
     return next((names[n] for n in names if said.get(f"pooling_mode_{n}")), "last")
+
+
+class CT2Source:
+    """A Whisper in a directory of CTranslate2: model.bin and tokenizer.json."""
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        self.path, self.name = path, name or path.resolve().name
+        self._file = CT2File(path / "model.bin")
+        self.config = hf_config(self._file.config)
+        self.denoiser = False
+        self.sampling: dict[str, float] = {}
+        self.precision = "file"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(_sample(self._file.path)).hexdigest()[:16]
+
+    def weights(self) -> Weights:
+        return FileWeights(self._file, self.config, self._file.path, gguf=False)
+
+    def tokenizer(self) -> Tokenizer:
+        """Read `tokenizer.json`; texts end with the token of that name."""
+        added = read_json(self.path / "tokenizer.json").get("added_tokens") or []
+        ends = [each["id"] for each in added if each.get("content") == "<|endoftext|>"]
+        return tokenizer_from_directory(self.path, tuple(ends))
 
 
 class Borrowing:

@@ -3,7 +3,7 @@
 Names are "embed", "norm", "head" (absent if tied), what else a family has outside its layers, and
 "layers.N.PART" with the parts of `families.base`, and "NAME.bias". Parts of expert E are
 "layers.N.experts.E.PART", those of head H "layers.N.heads.H.PART". Where a model brings a layer
-that drafts, it is the one behind the last.
+that drafts, it is the one behind the last. Those of an encoder have "encoder." before them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from paceline.models.gguf import GGUFFile, dequantize
 from paceline.models.quantised import Made, QuantisedFiles
 from paceline.models.safetensors import SafetensorsFiles
 from paceline.models.stacked import StackedExperts
+from paceline.native.blocks import GROUP
 
 
 def _is_numbered(name: str) -> bool:
@@ -122,6 +123,8 @@ class FileWeights:
                 return np.ascontiguousarray(own.T)
             return own[0] if name.endswith(".bias") else own
         values = self._reader.read(theirs)
+        if name in self._family.convolutions and values.ndim == 3:
+            return _side_by_side(values)
         if rows is not None:
             values = np.ascontiguousarray(values[rows])
         if self._is_row(name):
@@ -145,7 +148,7 @@ class FileWeights:
 
     def stored(self, name: str) -> Stored:
         theirs = self._known(name)
-        if self._turned(name):
+        if self._turned(name) or name in self._family.convolutions:
             values = self[name]
             return Stored("F32", (values.shape[0], values.shape[1]), values.view(np.uint8))
         shape = self._reader.shape(theirs)
@@ -206,12 +209,17 @@ class FileWeights:
             found = ends[name]
             usual = GGUF_ENDS.get(name, found) if self._gguf else found
             return found if found in self._reader else usual
-        _, _, rest = name.partition(".")
+        end = ends.get(name.removesuffix(".bias"), "")
+        if end.endswith(".weight"):
+            return f"{end.removesuffix('.weight')}.bias"
+        _, _, rest = name.removeprefix("encoder.").partition(".")
         layer, _, rest = rest.partition(".")
         part, _, kind = rest.partition(".")
         parts = self._family.gguf_parts if self._gguf else self._family.hf_parts
         prefix = "blk" if self._gguf else self._family.hf_layers
-        if not self._gguf and layer.isdecimal() and int(layer) >= self._config.layers:
+        if name.startswith("encoder."):
+            prefix = self._family.hf_encoder
+        elif not self._gguf and layer.isdecimal() and int(layer) >= self._config.layers:
             if part in self._family.hf_mtp:
                 return f"{self._family.hf_mtp[part]}.weight"
             layer, prefix = str(int(layer) - self._config.layers), "mtp.layers"
@@ -273,6 +281,12 @@ class FileWeights:
         # Both rotary halves of a head lie row by row in turns.
         rows = np.arange(sizes[part]).reshape(-1, config.head_dim // 2, 2)
         return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)
+
+
+def _side_by_side(taps: LogitArray) -> LogitArray:
+    # Of [outputs, inputs, taps] the inputs of each tap in turn, filled up to whole groups.
+    wide = np.pad(taps, ((0, 0), (0, -taps.shape[1] % GROUP), (0, 0)))
+    return np.ascontiguousarray(wide.swapaxes(1, 2)).reshape(len(taps), -1)
 
 
 def _rotated_first(heads: int, rotated: int, plain: int) -> npt.NDArray[np.int64]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.errors import RuntimeUnavailable
 from paceline.models.ops import (
     KV,
     Activation,
@@ -27,6 +28,8 @@ from paceline.models.ops import (
     Sight,
     StateHeads,
 )
+
+_DEAF = "runtime 'torch' hears no sound: use --runtime cpu"
 
 ANCHORS = 4
 """First positions, which keep their place when training moves the others (LongSpec)."""
@@ -191,6 +194,15 @@ class TorchOps:
 
     def gelu(self, x: Tensor, *, exact: bool = False) -> Tensor:
         return functional.gelu(x) if exact else active(x, "gelu")
+
+    def placed(self, x: Tensor, table: str) -> Tensor:
+        raise RuntimeUnavailable(_DEAF)
+
+    def neighbours(self, x: Tensor, stride: int = 1) -> Tensor:
+        raise RuntimeUnavailable(_DEAF)
+
+    def store(self, layer: int, kv: Tensor, heads: Heads) -> None:
+        raise RuntimeUnavailable(_DEAF)
 
     def times(self, x: Tensor, by: str | float) -> Tensor:
         return x * (self._weights.tensor(by) if isinstance(by, str) else by)

@@ -27,6 +27,7 @@ from paceline.models.families.qwen2 import QWEN2
 from paceline.models.families.qwen3 import QWEN3
 from paceline.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from paceline.models.families.smollm3 import SMOLLM3
+from paceline.models.families.whisper import WHISPER
 from paceline.models.ops import Ops, Rows
 
 _DENSE = (LLAMA, MISTRAL, MINISTRAL3, QWEN2, QWEN3, GEMMA3, PHI3, SMOLLM3, GRANITE, GRANITE4)
@@ -34,10 +35,12 @@ _HYBRID = (QWEN3_5, LFM2, LFM2_MOE, NEMOTRON_H, NEMOTRON_H_MOE, FALCON_H1)
 _SPARSE = (QWEN3_MOE, MIXTRAL, BLOCKFFN, QWEN3_5_MOE, GPT_OSS, DEEPSEEK3, GLM4_LITE)
 FAMILIES = (*_DENSE, OLMO2, OLMO3, GEMMA4, *_HYBRID, *_SPARSE)
 """Autoregressive ones."""
+LISTENERS = (WHISPER,)
+"""Those whose layers look at a memory of sound."""
 
 
 def family_of(config: ModelConfig) -> Family:
-    return next(each for each in (*FAMILIES, *DENOISERS) if each.hf == config.family)
+    return next(each for each in (*FAMILIES, *LISTENERS, *DENOISERS) if each.hf == config.family)
 
 
 def is_denoiser(config: Mapping[str, Any]) -> bool:
@@ -109,7 +112,7 @@ def _kinds(config: Mapping[str, Any]) -> list[str]:
 
 
 def _find(name: object, key: str) -> Family:
-    families: list[Family] = [*FAMILIES, *DENOISERS]
+    families: list[Family] = [*FAMILIES, *LISTENERS, *DENOISERS]
     for family in families:
         if name and getattr(family, key) == name:
             return family

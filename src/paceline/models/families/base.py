@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from paceline.core.target import Half, Layer
-from paceline.models.config import ModelConfig, Shapes, as_it_is, feature_layers, rotary
+from paceline.models.config import Encoder, ModelConfig, Shapes, as_it_is, feature_layers, rotary
 from paceline.models.ops import Activation, Heads, Ops, Rows, Sight
 
 # Tensors outside the layers in Hugging Face checkpoints, by canonical name.
@@ -69,6 +69,7 @@ class Family:
         hf_ends: names of the tensors outside the layers in checkpoints.
         gguf_ends: names of them in GGUF files, beside Llama's or in place of them.
         hf_layers: what the names of a layer's tensors begin with, before its index.
+        hf_encoder: likewise those of an encoder's layers, whose parts have the same names.
         hf_parts: names of a layer's parts in checkpoints; "{}" is the number of an expert.
         gguf_parts: names of a layer's parts in GGUF files.
         fused: parts that lie in one tensor where a format names it by all of them.
@@ -80,6 +81,7 @@ class Family:
             beside GGUF's usual ones, of any part.
         rows: parts that are matrices of one row, which GGUF files have as vectors.
         bare: names in files that have no ".weight" behind them; of no norms.
+        convolutions: matrices that checkpoints have as `[outputs, inputs, taps]`.
         logarithms: parts of which checkpoints hold the logarithm of the opposite.
         gated_queries: of each head "q" has first its queries, then what gates its results.
         wraps: each `model_type` of configs whose text model is of this family.
@@ -94,6 +96,7 @@ class Family:
         stacked: checkpoints hold the experts of a layer as `models.stacked` says.
         halves: of a layer, attention and feed-forward block; None for those of Llama.
         reading: makes them from the rows' tokens, where layers read these too.
+        encoder: writes the memory of frames, which the layers look at; None for none.
     """
 
     hf: str
@@ -101,6 +104,7 @@ class Family:
     hf_ends: Mapping[str, str] = field(default_factory=lambda: HF_ENDS)
     gguf_ends: Mapping[str, str] = field(default_factory=dict)
     hf_layers: str = "model.layers"
+    hf_encoder: str = ""
     hf_parts: Mapping[str, str] = field(default_factory=lambda: HF_PARTS)
     gguf_parts: Mapping[str, str] = field(default_factory=lambda: GGUF_PARTS)
     fused: Sequence[tuple[str, ...]] = ()
@@ -111,6 +115,7 @@ class Family:
     gguf_stacked: Mapping[str, str] = field(default_factory=dict)
     rows: Sequence[str] = ()
     bare: Sequence[str] = ()
+    convolutions: Sequence[str] = ()
     logarithms: Sequence[str] = ()
     gated_queries: bool = False
     wraps: Sequence[str] = ()
@@ -124,6 +129,7 @@ class Family:
     stacked: bool = False
     halves: tuple[Step, Step] | None = None
     reading: Callable[[Ops, ModelConfig, Rows], tuple[Step, Step]] | None = None
+    encoder: Callable[[Ops, ModelConfig, Encoder, Rows], None] | None = None
 
 
 def heads_of(config: ModelConfig, index: int) -> Heads:
@@ -158,8 +164,9 @@ class LayerNames(NamedTuple):
     down: str
 
     @classmethod
-    def of(cls, index: int) -> LayerNames:
-        name = f"layers.{index}"
+    def of(cls, index: int, side: str = "") -> LayerNames:
+        """Return those of a layer; `side` is "encoder." for one of an encoder."""
+        name = f"{side}layers.{index}"
         return cls(
             f"{name}.attention_norm",
             [f"{name}.{part}" for part in "qkv"],
@@ -230,7 +237,8 @@ LLAMA_HALVES = (llama_attention, llama_feed_forward)
 
 def embed(ops: Ops, config: ModelConfig, tokens: Rows) -> Rows:
     """Return the embeddings of token ids, as the backend has them."""
-    return ops.embed(tokens, config.embedding_scale)
+    x = ops.embed(tokens, config.embedding_scale)
+    return ops.placed(x, "positions") if config.learned_positions else x
 
 
 def forward(

@@ -170,6 +170,13 @@ def scan_step(
     return state, _by_key(state, query)
 
 
+def layer_normed(x: LogitArray, weights: LogitArray, bias: LogitArray, eps: float) -> LogitArray:
+    """Return the layer norm over the last axis: the RMS norm of numbers less their mean."""
+    lanes = in_order(x.reshape(*x.shape[:-1], -1, LANES).swapaxes(-1, -2))
+    x = x - folded(lanes)[..., None] / np.float32(x.shape[-1])
+    return normed(x, weights, eps) + bias
+
+
 def normed(x: LogitArray, weights: LogitArray, eps: float) -> LogitArray:
     """Return the RMS norm over the last axis."""
     square = np.zeros((*x.shape[:-1], LANES), np.float32)

@@ -37,6 +37,7 @@ from paceline.runtimes.reference.arithmetic import (
     fma,
     gated,
     in_order,
+    layer_normed,
     normed,
     product,
     scan_step,
@@ -59,6 +60,7 @@ class ReferenceCache:
     # again, and those behind the root and behind each of the rows after it in the last forward.
     states: dict[tuple[str, int], LogitArray] = field(default_factory=dict)
     rows: dict[tuple[str, int], list[LogitArray]] = field(default_factory=dict)
+    memory: ReferenceCache | None = None
 
     def keep(self, row: int) -> None:
         """Make the states behind the root, or so many rows after it, those of the prefix."""
@@ -97,11 +99,15 @@ class Seen(NamedTuple):
 
 
 class SeenRows(Protocol):
-    """What the rows of one sequence see; `context` are committed, `lent` is the target's cache."""
+    """What the rows of one sequence see; `context` are committed, `lent` is the target's cache.
+
+    `memory` is what an encoder wrote, or is to write.
+    """
 
     cache: ReferenceCache
     context: int
     lent: ReferenceCache | None
+    memory: ReferenceCache | None
 
     def see(self, kv: int | KV, rows: int, sees: Sight) -> Seen: ...
 
@@ -109,13 +115,18 @@ class SeenRows(Protocol):
 class AskedRows:
     """Rows of a model, as they are asked for."""
 
-    def __init__(self, asked: target.Rows) -> None:
+    def __init__(self, asked: target.Rows, memory: ReferenceCache | None = None) -> None:
+        """`memory` is to be written; None if rows read that of their sequence."""
         self.cache: ReferenceCache = asked.cache
         self.context = self.cache.length
+        self.memory = memory or self.cache.memory
         self.lent: ReferenceCache | None = None
         self._asked, self._places = asked, row_positions(asked)
 
     def see(self, kv: int | KV, rows: int, sees: Sight) -> Seen:
+        if isinstance(kv, KV) and kv.memory:
+            assert self.memory is not None
+            return Seen(self._places, 0, np.ones((rows, self.memory.length), np.bool_))
         return Seen(self._places, self.context, row_mask(self._asked))
 
 
@@ -153,7 +164,11 @@ class ReferenceOps:
     def norm(self, x: Rows, name: str, *, residual: Rows = None, heads: int = 1) -> Rows:
         parts, weights = x.reshape(*x.shape[:-1], heads, -1), self._formats.required(name)
         own = weights.reshape(-1, parts.shape[-1])  # of all heads, or of each
-        out = normed(parts, own, self._eps).reshape(x.shape)
+        bias = self._formats.bias(name)
+        if bias is None:
+            out = normed(parts, own, self._eps).reshape(x.shape)
+        else:
+            out = layer_normed(x, weights, bias, self._eps)
         return out if residual is None else residual + out
 
     def linear(
@@ -187,6 +202,14 @@ class ReferenceOps:
 
     def gelu(self, x: Rows, *, exact: bool = False) -> Rows:
         return exact_gelu(x) if exact else active(x, "gelu")
+
+    def placed(self, x: Rows, table: str) -> Rows:
+        positions = self._sights.see(0, len(x), "context").positions
+        return x + self._formats.table_rows(table, positions)
+
+    def neighbours(self, x: Rows, stride: int = 1) -> Rows:
+        padded = np.pad(x, ((1, 1), (0, 0)))
+        return np.concatenate([padded[tap : tap + len(x) : stride] for tap in range(3)], axis=1)
 
     def times(self, x: Rows, by: str | float) -> Rows:
         number = self._formats.required(by).item() if isinstance(by, str) else by
@@ -262,6 +285,7 @@ class ReferenceOps:
         mask, q = seen.mask, self._turned(q, heads.rotary, heads.query_norm, seen.positions)
         if isinstance(kv, KV):
             cache = self._sights.lent if kv.target else self._sights.cache
+            cache = self._sights.memory if kv.memory else cache
             assert cache is not None
             stored = cache.read(kv.layer, slice(mask.shape[1]), heads.kv_heads, heads.width)
         else:
@@ -280,6 +304,11 @@ class ReferenceOps:
         sinks = None if heads.sinks is None else self._formats.required(heads.sinks)
         q = q * scale[:, None, None]
         return attention(q, keys, values, paths, sinks).reshape(len(q), -1)
+
+    def store(self, layer: int, kv: Rows, heads: Heads) -> None:
+        assert self._sights.memory is not None
+        keys, values = np.split(kv.reshape(len(kv), -1, heads.width), [heads.kv_heads], axis=1)
+        self._sights.memory.store(layer, 0, keys, values)
 
     def convolve(self, layer: int, x: Rows, name: str, *, activated: bool = True) -> Rows:
         weights = self._formats.required(name).reshape(x.shape[1], -1)

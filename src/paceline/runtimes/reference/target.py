@@ -27,8 +27,10 @@ from paceline.errors import InvalidOption
 from paceline.models import families
 from paceline.models.config import ModelConfig, feature_layers, feature_places, features_with
 from paceline.models.families import base
+from paceline.models.families.whisper import check_frames, needs_sound
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
+from paceline.native.blocks import GROUP
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Formats, check_precision
 from paceline.runtimes.cpu.target import check_kv_precision
@@ -101,10 +103,38 @@ class ReferenceTarget(Runtime):
     def warm_up(self) -> None: ...
 
     def open(self) -> ReferenceCache:
+        if self.config.encoder is not None:
+            raise needs_sound(self.config.family)
+        return self._empty(len(self.config.attention_layers))
+
+    @property
+    def hears(self) -> bool:
+        return self.config.encoder is not None
+
+    def open_to(self, memory: ReferenceCache) -> ReferenceCache:
+        cache = self._empty(self.config.layers)
+        cache.memory = memory
+        return cache
+
+    def encode(self, frames: LogitArray) -> ReferenceCache:
+        shape = check_frames(self.config, frames)
+        rows = len(frames) // 2
+        ids, all_rows = np.zeros(rows, np.int64), np.ones((rows, rows), np.bool_)
+        asked = Rows.block(self._empty(1), ids, np.arange(rows), all_rows)
+        memory = self._empty(self.config.layers)
+        sights = AskedRows(asked, memory)
+        ops = ReferenceOps(self._formats, self._matrix, self.config.norm_eps, sights)
+        encoder = families.family_of(self.config).encoder
+        assert encoder is not None
+        with np.errstate(all="ignore"):
+            encoder(ops, self.config, shape, np.pad(frames, ((0, 0), (0, -shape.mels % GROUP))))
+        memory.length = rows
+        return memory
+
+    def _empty(self, layers: int) -> ReferenceCache:
         kv_heads, width = self.config.widest
-        shape = len(self.config.attention_layers), 2, 0, kv_heads, width
         dtype = np.float32 if self.capabilities.kv_precision == "fp32" else np.float16
-        return ReferenceCache(np.zeros(shape, dtype))
+        return ReferenceCache(np.zeros((layers, 2, 0, kv_heads, width), dtype))
 
     def prefill(
         self, cache: ReferenceCache, tokens: Sequence[int], features: bool = False
@@ -170,7 +200,8 @@ class ReferenceTarget(Runtime):
         cache.length = min(cache.length, length)
 
     def fork(self, cache: ReferenceCache) -> ReferenceCache:
-        return ReferenceCache(cache.data.copy(), cache.length, dict(cache.states))
+        states = dict(cache.states)
+        return ReferenceCache(cache.data.copy(), cache.length, states, memory=cache.memory)
 
     def release(self, cache: ReferenceCache) -> None:
         cache.data, cache.length = cache.data[:, :, :0].copy(), 0

@@ -108,6 +108,8 @@ class TorchTarget:
         if options.threads is not None:
             torch.set_num_threads(usable_threads(options.threads))
         config = source.config
+        if config.encoder is not None:
+            raise RuntimeUnavailable("runtime 'torch' hears no sound: use --runtime cpu")
         config = replace(config, max_context=options.limit(config.max_context))
         place = options.device or "cpu", options.precision or "fp32"
         return cls(config, source.weights(), *place, **changes)
