@@ -117,6 +117,7 @@ _SIGNATURES = {
     "free": (None, _PTR),
     "buffer": (_INT, _PTR, _INT, _LONG, _INT),
     "embed": (None, _PTR, _MATRIX, _PTR, _FLOAT, _INT, CView, CView),
+    "layer_norm": (None, _PTR, CView, _LONG, _PTR, _PTR, _FLOAT, CView),
     "gather": (None, _PTR, CView, _INT, _LONG, _PTR, _FLOAT, _LONG, _INT, CView, CView),
     "scatter": (None, _PTR, CView, _INT, _LONG, CView),
     "product": (None, _PTR, _MATRIX, _INT, _INT, _FLOAT, _PTR, _FLOAT, CView, CView, CView),

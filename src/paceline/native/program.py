@@ -42,7 +42,7 @@ _SHARPNESS = Struct("<f4x")
 SUM, PRODUCT, SILU, TANH, GATE, GATE_ROW, GELU, RELU2, EXACT_GELU = range(9)
 
 # Which rows `attention` computes, and how far those of `runs` see; `Asked` and `Upto` in C++.
-ALL, LAST, LENT = range(3)
+ALL, LAST, LENT, NONE = range(4)
 ITSELF, BLOCK, CONTEXT = range(3)
 
 
@@ -172,12 +172,21 @@ class Program:
     ) -> None:
         """Copy the rows that `which` names, or all; norm each head (RMS), then add `residual`.
 
+        Row -1 is zeros, which are not normed.
+
         Heads share the weights of the norm, unless there are some for each.
         """
         rows = -1 if which is None else self._input(which)
         views = _view(residual), _view(to)
         kept, own = self.packed.keep(norm), norm is not None and norm.size == at.width
         self._add("gather", "gather", _view(at), rows, at.width, kept, eps, heads, own, *views)
+
+    def layer_norm(
+        self, at: Columns, to: Columns, weights: LogitArray, bias: LogitArray, eps: float
+    ) -> None:
+        """Norm rows less their mean, then add a bias."""
+        kept = map(self.packed.keep, (weights, bias))
+        self._add("gather", "layer_norm", _view(at), at.width, *kept, eps, _view(to))
 
     def scatter(self, at: Columns, which: str, to: Columns) -> None:
         """Add rows to those of `to` that input `which` names, each at most once."""
@@ -288,10 +297,11 @@ class Program:
             angles: rotary table.
             vectors: norms of queries and of keys, sinks, and factors of queries by position,
                 each if any.
-            at: queries of the rows, and their keys and values unless these are `LENT`.
+            at: queries of the rows, and their keys and values unless these are `LENT`; of `NONE`
+                keys and values alone.
             to: destination.
-            asked: `ALL`, `LAST` (only the last row of each sequence is computed) or `LENT`
-                (nothing is stored).
+            asked: `ALL`, `LAST` (only the last row of each sequence is computed), `LENT` (nothing
+                is stored) or `NONE` (nothing else is done).
             heads: shape, if not the program's.
         """
         self._kept.append(memory)

@@ -295,6 +295,7 @@ class PagedCache:
         places: between a forward and its `keep`: position in this table of each drafted node.
         state: that of recurrent layers, if there are any.
         marks: lengths at which later sequences want to find it.
+        memory: what an encoder wrote for it, a cache of another pool; released with it.
     """
 
     pool: BlockPool
@@ -303,6 +304,12 @@ class PagedCache:
     places: list[int] = field(default_factory=list)
     state: SequenceState | None = None
     marks: set[int] = field(default_factory=set)
+    memory: PagedCache | None = None
+
+    @property
+    def _sharing(self) -> bool:
+        # Keys and values of a text with a memory are of no other sound.
+        return self.pool.sharing and self.memory is None
 
     def share(self, tokens: Sequence[int]) -> None:
         """Extend an empty or shared cache by the known full blocks of a prefix of `tokens`.
@@ -310,13 +317,11 @@ class PagedCache:
         With a state they end at a checkpoint. One is wanted where known blocks end, and near the
         end of `tokens`.
         """
-        found = self.pool.index.find(tokens) if self.pool.sharing else []
+        found = self.pool.index.find(tokens) if self._sharing else []
         states = self.pool.states
         if states is not None:
             near = max(0, len(tokens) - _TURN) // BLOCK
-            self.marks |= (
-                {BLOCK * each for each in (len(found), near)} if self.pool.sharing else set()
-            )
+            self.marks |= {BLOCK * each for each in (len(found), near)} if self._sharing else set()
             found = found[: states.deepest(found)]
         if len(found) * BLOCK > self.length:
             self.pool.share(found)
@@ -328,7 +333,7 @@ class PagedCache:
 
     def publish(self, tokens: Sequence[int], ended: bool = False) -> None:
         """Register the full blocks of this cache, whose tokens are `tokens`, for prefix sharing."""
-        if not self.pool.sharing:
+        if not self._sharing:
             return
         full = min(self.length, len(tokens)) // BLOCK
         self.pool.index.add(tokens[: full * BLOCK], self.blocks[:full])
@@ -424,9 +429,12 @@ class PagedCache:
         used = self.blocks[: -(-self.length // BLOCK)]
         self.pool.share(used)
         state = None if self.state is None else self.state.fork()
-        return PagedCache(self.pool, list(used), self.length, state=state)
+        memory = None if self.memory is None else self.memory.fork()
+        return PagedCache(self.pool, list(used), self.length, state=state, memory=memory)
 
     def release(self) -> None:
         self.truncate(0)
         if self.state is not None:
             self.state.release()
+        if self.memory is not None:
+            self.memory.release()

@@ -85,7 +85,7 @@ void paceline_embed(Program* program, const Matrix* of, const float* more, float
     });
 }
 
-// Of another buffer the rows that input `which` names, all if it is -1; normed by heads if `norm` is
+// Of another buffer the rows that input `which` names (of -1 zeros), all if it is -1; normed by heads if `norm` is
 // not null, by the same weights or, if `own`, by those of each; plus those of `more`, unless it is none.
 void paceline_gather(Program* program, View from, int32_t which, int64_t width, const float* norm,
                      float eps, int64_t heads, int32_t own, View more, View to) {
@@ -94,7 +94,12 @@ void paceline_gather(Program* program, View from, int32_t which, int64_t width, 
         const Rows<float> out = program->rows(to);
         const int64_t rows = program->count(to, call);
         each(rows, rows > kFew, [&](int64_t r) {
-            const float* row = x[which < 0 ? r : call.inputs[which][r]];
+            const int64_t named = which < 0 ? r : call.inputs[which][r];
+            if (named < 0) {
+                std::fill_n(out[r], width, 0.0f);
+                return;
+            }
+            const float* row = x[named];
             if (!norm) {
                 std::memcpy(out[r], row, sizeof(float) * width);
                 return;
@@ -106,6 +111,24 @@ void paceline_gather(Program* program, View from, int32_t which, int64_t width, 
                     const float value = row[begin + d] * factor * norm[own ? begin + d : d];
                     out[r][begin + d] = added ? added[r][begin + d] + value : value;
                 }
+            }
+        });
+    });
+}
+
+// Layer norm of the rows of another buffer.
+void paceline_layer_norm(Program* program, View from, int64_t width, const float* weights,
+                         const float* bias, float eps, View to) {
+    program->add([=](const Call& call) {
+        const Rows<const float> x = program->read(from);
+        const Rows<float> out = program->rows(to);
+        const int64_t rows = program->count(to, call);
+        each(rows, rows > kFew, [&](int64_t r) {
+            const float less = mean(x[r], width);
+            for (int64_t d = 0; d < width; ++d) out[r][d] = x[r][d] - less;
+            const float factor = norm_factor(out[r], width, eps);
+            for (int64_t d = 0; d < width; ++d) {
+                out[r][d] = out[r][d] * factor * weights[d] + bias[d];
             }
         });
     });

@@ -54,6 +54,7 @@ class Pass {
           plan_(visible.plan),
           out_(out),
           stores_(asked != Asked::kLent),
+          queries_(asked == Asked::kNone ? 0 : shape.heads),
           ratio_(shape.heads / shape.kv_heads),
           block_size_(int64_t{kBlock} * shape.width) {}
 
@@ -65,6 +66,7 @@ class Pass {
             const int64_t first = i / shape_.kv_heads * kTaken;
             take_in(first, std::min(first + kTaken, rows), int(i % shape_.kv_heads), qkv);
         });
+        if (queries_ == 0) return;
         const int64_t groups = int64_t(groups_.size());
         const Pieces pieces(groups * shape_.kv_heads, Pool::shared().threads());
         const int64_t asked = &groups_ == &visible_.groups ? rows : groups;
@@ -134,7 +136,7 @@ class Pass {
         for (int64_t r = first; r < behind; ++r) {
             const Row at = row(r);
             const int block = at.slot / kBlock, place = at.slot % kBlock;
-            const float* key = qkv[r] + (shape_.heads + head) * width;
+            const float* key = qkv[r] + (queries_ + head) * width;
             rotate(key, layer_.key_norm, at.position, 1.0f, rotated);
             const float* value = key + shape_.kv_heads * width;
             const float scale = shape_.value_norm ? norm_factor(value, width, shape_.eps) : 1.0f;
@@ -362,6 +364,7 @@ class Pass {
     const Plan& plan_;
     const Output out_;
     const bool stores_;
+    const int queries_;  // heads of queries before a row's keys
     const int ratio_;  // query heads per kv head
     const int64_t block_size_;
 };

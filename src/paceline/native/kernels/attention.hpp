@@ -43,10 +43,12 @@ struct Layer {
 // Which rows attend; keys and values of all are stored.
 //   kLast: the last of each sequence
 //   kLent: all, over keys and values of others; they have none themselves, and nothing is stored
-enum class Asked : int32_t { kAll, kLast, kLent };
+//   kNone: none; rows are keys and values alone
+enum class Asked : int32_t { kAll, kLast, kLent, kNone };
 
 // Rotate, store keys and values, attend.
-//   qkv:  [count, (heads + 2 * kv_heads) * width]; of kLent [count, heads * width]
+//   qkv:  [count, (heads + 2 * kv_heads) * width]; of kLent [count, heads * width],
+//         of kNone [count, 2 * kv_heads * width]
 //   out:  [count, heads * width]; rows not asked for are unchanged. Quantized only if the query
 //         heads of each kv head are whole groups
 void attention(const Shape& shape, const Layer& layer, VisibleKeys& visible, Asked asked,

@@ -366,6 +366,12 @@ float norm_factor(const float* x, int64_t width, float eps) {
     return 1.0f / std::sqrt(sum(square) / float(width) + eps);
 }
 
+float mean(const float* x, int64_t width) {
+    Vec total = zeros();
+    for (int64_t d = 0; d < width; d += kLanes) total = total + load(x + d);
+    return sum(total) / float(width);
+}
+
 void matmul(const MatmulOp& op, int64_t rows, const Input& x, Rows<const float> more,
             const Output& out, Scratch& scratch) {
     const Task task(op, rows, x, more, out, scratch);

@@ -59,4 +59,7 @@ void matmul(const MatmulOp& op, int64_t rows, const Input& x, Rows<const float> 
 // RMS norm factor of a row, without the weights.
 float norm_factor(const float* x, int64_t width, float eps);
 
+// Mean of a row.
+float mean(const float* x, int64_t width);
+
 }  // namespace paceline

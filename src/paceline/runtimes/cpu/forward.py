@@ -23,12 +23,13 @@ from paceline.native.packed import Packed
 from paceline.native.program import Columns, Program
 from paceline.runtimes.cpu import mask_rows
 from paceline.runtimes.cpu.matrices import Matrices
-from paceline.runtimes.cpu.ops import CpuOps, Rows, Tokens
-from paceline.runtimes.kv_cache import BLOCK, BlockPool
+from paceline.runtimes.cpu.ops import MEMORY, CpuOps, Rows, Tokens
+from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
 from paceline.runtimes.states import SequenceState
 
 _WARM_UPS = 3
 _NUMBERS = 9  # of a `Recurrence`
+_FIELDS = 6  # of a `Row` in native/kernels/visible_keys.hpp
 
 # Rows of a batch whose logits, and whose features, are of one sequence.
 Span = tuple[slice, slice]
@@ -46,6 +47,8 @@ class ForwardBatch:
         self._rows: list[int] = []
         self._tables: list[int] = []
         self._singles: list[int] = []
+        self._memory_rows: list[int] = []
+        self._memory_tables: list[int] = []
         self.states: list[SequenceState] = []
         self._states: list[int] = []
         self._parents: list[int] = []  # of rows with records
@@ -73,6 +76,8 @@ class ForwardBatch:
         if cache.state is not None:
             self._add_state(cache.state, rows)
         self.ids += rows.tokens
+        if cache.memory is not None:
+            self._add_memory(cache.memory, count)
         table = len(self._tables)
         self._tables += cache.blocks[: -(-(past + count) // BLOCK)]
         if rows.sees is not None:
@@ -92,6 +97,12 @@ class ForwardBatch:
             self.feature_rows += range(first, first + count)
         self.argmax = self.argmax or rows.argmax
         return slice(logits, len(self.logit_rows)), slice(features, len(self.feature_rows))
+
+    def _add_memory(self, memory: PagedCache, count: int) -> None:
+        # All of it is seen by each row.
+        run = memory.length
+        self._memory_rows += (0, 0, len(self._memory_tables), run, 0, run) * count
+        self._memory_tables += memory.blocks
 
     def _add_state(self, state: SequenceState, rows: target.Rows) -> None:
         nodes, first = len(rows) - rows.num_new, len(self._parents)
@@ -142,6 +153,11 @@ class ForwardBatch:
             singles = (past + lead + np.flatnonzero(sees[lead:])).tolist()
             self._add_row(cache.blocks, table, past + row, position, run + lead, singles)
 
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """By row."""
+        return np.array(self._rows[::_FIELDS], np.int64)
+
     def counts(self) -> dict[str, int]:
         return {
             "rows": len(self.ids),
@@ -161,6 +177,9 @@ class ForwardBatch:
             "rows": self._rows,
             "tables": self._tables,
             "singles": self._singles,
+            f"{MEMORY}rows": self._memory_rows,
+            f"{MEMORY}tables": self._memory_tables,
+            f"{MEMORY}singles": [],
             mask_rows.ROWS: self.mask_rows,
             "states": np.array(self._states, dtype=np.int64).view(np.int32),
             "parents": self._parents,
@@ -250,6 +269,7 @@ class Forward:
         given: bool = False,
         masks: mask_rows.PackedMaskRows | None = None,
         boundaries: tuple[int, ...] = (),
+        memory: BlockPool | None = None,
     ) -> None:
         """Record it.
 
@@ -263,6 +283,7 @@ class Forward:
             given: rows start from the input "inputs", not from embeddings.
             masks: adapter of mask rows.
             boundaries: whose states features have behind the usual ones.
+            memory: what an encoder writes, if there is one.
         """
         self._masks = masks
         width = config.hidden_size
@@ -276,6 +297,7 @@ class Forward:
             config.norm_eps,
             extra=extra if len(extra) else None,
             mask_rows=masks,
+            memory=memory,
         )
         program.paths("rows")
         self._records: Columns | None = None
@@ -293,7 +315,7 @@ class Forward:
         seen: list[Rows] = []
         states: list[Rows] = []
         halves = families.halves_of(config, ops, tokens)
-        self._matrices, self._tables = matrices, ops.tables
+        self._matrices, self._tables, self._placed_by = matrices, ops.tables, ops.placed_by
         x = base.forward(
             ops,
             config,
@@ -336,13 +358,14 @@ class Forward:
         self.seconds = perf_counter() - begin
 
     def _rows_of_tables(self, batch: ForwardBatch) -> dict[str, npt.NDArray[np.int32]]:
-        if not self._tables:
-            return {}
-        ids = np.asarray(batch.ids, np.int64)
-        return {
-            name: _bits(self._matrices.table_rows(name, ids) * np.float32(scale))
-            for name, scale in self._tables.items()
-        }
+        found = {}
+        if self._tables:
+            ids = np.asarray(batch.ids, np.int64)
+            for name, scale in self._tables.items():
+                found[name] = _bits(self._matrices.table_rows(name, ids) * np.float32(scale))
+        for name in self._placed_by:
+            found[name] = _bits(self._matrices.table_rows(name, batch.positions))
+        return found
 
     def output(self, name: str, batch: ForwardBatch) -> LogitArray:
         """Return float32 `[n, ...]`, a view that the next run overwrites.

@@ -41,6 +41,7 @@ from paceline.native.program import (
     ITSELF,
     LAST,
     LENT,
+    NONE,
     PRODUCT,
     RELU2,
     SILU,
@@ -153,6 +154,16 @@ class Tokens(NamedTuple):
     slots: int = 0
 
 
+MEMORY = "memory_"
+"""Before the names of inputs that say what rows see of a memory."""
+
+FRAMES = "frames"
+"""Name of the number of rows that an encoder is given."""
+
+NEIGHBOURS = ("before", "own", "behind")
+"""Names of inputs: the number of the row before each, of itself and of the one behind."""
+
+
 def last_rows(count: int) -> str:
     """Return the name of the input with the last `count` context rows of each sequence."""
     return f"last_rows{count}"
@@ -181,6 +192,7 @@ class CpuOps(Recorder):
         extra: LogitArray | None = None,
         mask_rows: PackedMaskRows | None = None,
         lent: BlockPool | None = None,
+        memory: BlockPool | None = None,
         previewed: bool = False,
     ) -> None:
         """Bind them; `eps` is that of all norms.
@@ -188,11 +200,15 @@ class CpuOps(Recorder):
         A model may have `extra` embeddings, float32 `[m, width]`, of ids from the vocabulary on,
         and an adapter of mask rows. A network has `sights`, what its rows see; keys and values
         `lent` by the target, if it may read them; and a head preview to use, if `previewed`.
+        `memory` is what an encoder writes and its decoder looks at.
         """
         super().__init__(program)
         self._matrices, self._pool, self._eps = matrices, pool, eps
         self._sights, self._extra, self._mask_rows = sights, extra, mask_rows
         self._lent, self._previewed = lent, previewed and matrices.previews
+        self._memory, self._looks = memory, False
+        # Tables of which a run is given the rows of its positions.
+        self.placed_by: set[str] = set()
         self._slots = {1}
         # Weights of the experts, by layer that has some; kept until the forward is read.
         self.routes: list[Rows] = []
@@ -251,13 +267,17 @@ class CpuOps(Recorder):
         return self._draft_rows(slots, matrix.inputs, record)
 
     def norm(self, x: Rows, name: str, *, residual: Rows | None = None, heads: int = 1) -> Rows:
-        weights = self._matrices.required(name)
+        weights, bias = self._matrices.required(name), self._matrices.bias(name)
 
         def record(to: Columns) -> None:
+            if bias is not None:
+                self.program.layer_norm(x.columns(), to, weights, bias, self._eps)
+                return
             added = None if residual is None else residual.columns()
             self.program.gather(x.columns(), None, to, weights, self._eps, added, heads)
 
-        return self._like(x, x.width, record)
+        out = self._like(x, x.width, record)
+        return out if bias is None or residual is None else residual + out
 
     def linear(
         self,
@@ -271,6 +291,8 @@ class CpuOps(Recorder):
         assert residual is None or residual.slots == x.slots, (
             f"{names}: context and draft rows are summed"
         )
+        if norm is not None and self._matrices.bias(norm) is not None:
+            x, norm = self.norm(x, norm), None
         matrices = self._matrices.of(names)
         quantized = norm is None and all(map(self._matrices.quantized, self._matrices.parts(names)))
         weights = None if norm is None else self._matrices.required(norm)
@@ -355,6 +377,18 @@ class CpuOps(Recorder):
     def gelu(self, x: Rows, *, exact: bool = False) -> Rows:
         return self.join(EXACT_GELU if exact else GELU, x, x)
 
+    def placed(self, x: Rows, table: str) -> Rows:
+        self.placed_by.add(table)
+        return x + self.loaded(table, x.slots, x.width)
+
+    def neighbours(self, x: Rows, stride: int = 1) -> Rows:
+        def record(to: Columns) -> None:
+            for tap, name in enumerate(NEIGHBOURS):
+                part = to.part(tap * x.width, x.width)
+                self.program.gather(x.columns(), f"{name}{stride}", part)
+
+        return Rows(self, FRAMES if stride == 1 else rows_of(0), 3 * x.width, record)
+
     def times(self, x: Rows, by: str | float) -> Rows:
         number = self._matrices.required(by).item() if isinstance(by, str) else by
         return self.join(PRODUCT, x, _constant(number, x.width))
@@ -436,6 +470,8 @@ class CpuOps(Recorder):
 
     def _attend(self, kv: int | KV, x: Rows, heads: Heads, asked: int, sees: Sight) -> Rows:
         pool = self._lent if isinstance(kv, KV) and kv.target else self._pool
+        looks = isinstance(kv, KV) and kv.memory
+        pool = self._memory if looks else pool
         if pool is None:
             raise RuntimeUnavailable("this network reads keys and values of a target beside it")
         memory = pool.layer(kv.layer if isinstance(kv, KV) else kv)
@@ -449,7 +485,9 @@ class CpuOps(Recorder):
         vectors.append(None if grows is None else _query_factors(grows, longest))
 
         def record(to: Columns) -> None:
-            self.program.attention(memory, angles, vectors, x.columns(), to, asked, heads=shape)
+            at = x.columns()  # may be those of another attention
+            self._look(looks)
+            self.program.attention(memory, angles, vectors, at, to, asked, heads=shape)
 
         group = heads.heads // heads.kv_heads * heads.width
         width = heads.heads * heads.width
@@ -459,6 +497,19 @@ class CpuOps(Recorder):
             self._sights.see(self.program, kv, x.slots, sees)
             out.columns()
         return out
+
+    def _look(self, looks: bool) -> None:
+        # Rows of the next attention see their memory, or their text.
+        if looks != self._looks:
+            self._looks = looks
+            self.program.paths(rows_of(0), MEMORY if looks else "")
+
+    def store(self, layer: int, kv: Rows, heads: Heads) -> None:
+        assert self._memory is not None
+        shape, memory = self._shape(heads, self._memory, None), self._memory.layer(layer)
+        at = kv.columns()
+        self._look(True)
+        self.program.attention(memory, None, [None] * 4, at, at, NONE, heads=shape)
 
     def convolve(self, layer: int, x: Rows, name: str, *, activated: bool = True) -> Rows:
         weights = self._matrices.required(name)

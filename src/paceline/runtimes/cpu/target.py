@@ -27,6 +27,7 @@ from paceline.core.target import (
 from paceline.core.types import CanvasTraits, Capabilities, LogitArray
 from paceline.errors import InvalidOption, ModelError, OutOfMemory, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers, feature_places, features_with
+from paceline.models.families.whisper import check_frames, needs_sound
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights, no_rows, with_rows
 from paceline.native.library import KvDtype, library
@@ -34,6 +35,7 @@ from paceline.native.packed import LANES, Packed
 from paceline.networks.mask_rows import MaskRows
 from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
+from paceline.runtimes.cpu.encoder import MemoryWriter
 from paceline.runtimes.cpu.forward import Counted, Forward, ForwardBatch
 from paceline.runtimes.cpu.mask_rows import PackedMaskRows
 from paceline.runtimes.cpu.matrices import Matrices, check_precision
@@ -168,6 +170,13 @@ class CpuTarget(Runtime):
                 f"no memory for a key-value cache of {capacity} tokens: load the model with a "
                 "smaller kv_tokens or a coarser kv_precision"
             ) from error
+        self._writer: MemoryWriter | None = None
+        if config.encoder is not None:
+            parts = config, config.encoder, self.matrices, self._packed
+            try:
+                self._writer = MemoryWriter(*parts, self._pool.dtype.type)
+            except MemoryError as error:
+                raise OutOfMemory(_NO_ROOM) from error
         self._forward = self._recorded()
         self._partial: dict[tuple[tuple[Layer, ...] | None, bool], Forward] = {}
         self._capabilities = Capabilities(
@@ -279,7 +288,21 @@ class CpuTarget(Runtime):
     def warm_up(self) -> None: ...
 
     def open(self) -> PagedCache:
+        if self._writer is not None:
+            raise needs_sound(self.config.family)
         return self.open_to_go_back(0)
+
+    @property
+    def hears(self) -> bool:
+        return self._writer is not None
+
+    def open_to(self, memory: PagedCache) -> PagedCache:
+        return PagedCache(self._pool, memory=memory.fork())
+
+    def encode(self, frames: LogitArray) -> PagedCache:
+        check_frames(self.config, frames)
+        assert self._writer is not None
+        return self._writer.write(frames, self.threads)
 
     def open_to_go_back(self, tokens: int) -> PagedCache:
         states = self._pool.states
@@ -377,7 +400,8 @@ class CpuTarget(Runtime):
     def _recorded(self, layers: Sequence[Layer] | None = None, given: bool = False) -> Forward:
         parts = self.config, self.matrices, self._packed, self._pool, self._extra
         try:
-            return Forward(*parts, layers, given, self._masks, self._boundaries)
+            memory = None if self._writer is None else self._writer.pool
+            return Forward(*parts, layers, given, self._masks, self._boundaries, memory)
         except MemoryError as error:
             raise OutOfMemory(_NO_ROOM) from error
 
