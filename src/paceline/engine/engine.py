@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from paceline.core.constraint import Constraint
 from paceline.core.metrics import GenerationStats
 from paceline.core.options import check_text, require
+from paceline.core.target import Listens
 from paceline.core.types import (
     UNLIMITED,
     CanvasParams,
@@ -232,6 +233,7 @@ class Engine:
         denoising: CanvasParams | None = None,
         prediction: str | Sequence[int] = (),
         pooling: Pooling | None = None,
+        memory: Any = None,
         **options: Any,
     ) -> Prepared:
         """Check and tokenise a request for `add`. Any thread may call this.
@@ -251,6 +253,8 @@ class Engine:
                 as a file to be changed: drafted from, and the output is the same.
             pooling: give the state of the prompt (`Completion.state`) in place of a text, that of
                 its last token or the mean over all.
+            memory: what the target's `encode` made of a sound, for models that write that down;
+                the caller releases it when its requests have ended.
             **options: single fields of `SamplingParams`.
 
         Raises:
@@ -274,6 +278,12 @@ class Engine:
             )
         require(sample >= 0, "sample", sample, "0 or more")
         target = self.decoder.target.capabilities
+        if (
+            memory is None
+            and isinstance(self.decoder.target, Listens)
+            and self.decoder.target.hears
+        ):
+            raise PromptError("this model writes down sound: use `paceline transcribe`")
         params = parameters(params or SamplingParams(), options, target.vocab_size)
         self.decoder.check(params, denoising, constraint is not None)
         if pooling is not None:
@@ -320,6 +330,7 @@ class Engine:
             denoising=denoising,
             pooling=pooling,
             breakers=self._breakers.find(params),
+            memory=memory,
         )
 
     def add(
@@ -377,6 +388,7 @@ class Engine:
             denoising=prompt.denoising,
             breakers=prompt.breakers,
         )
+        sequence.memory = prompt.memory
         if prompt.pooling is not None:
             sequence.pooled = Pooled(prompt.pooling == "mean")
         transcript = Transcript(

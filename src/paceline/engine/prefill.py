@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.core import tree as trees
-from paceline.core.target import Output, Rows, Target
+from paceline.core.target import Listens, Output, Rows, Target
 from paceline.core.types import LogitArray, Needs
 from paceline.engine.memory import memory_of
 from paceline.policy.cost import CostModel
@@ -78,7 +78,8 @@ def shared_out(reading: Sequence[Generation], tokens: int, block: int | None = N
     """
     chunks: list[Chunk] = []
     for sequence in reading:
-        if block and any(_reads_for(chunks, at, sequence, block) for at in range(len(chunks))):
+        shares = block and sequence.memory is None
+        if shares and any(_reads_for(chunks, at, sequence, block) for at in range(len(chunks))):
             continue
         size = min(sequence.unread, tokens, SCORED if sequence.unscored else tokens)
         size = sequence.cache.unmarked(size) if block else size
@@ -174,6 +175,9 @@ class Prefiller:
             sequence.cache = self._target.fork(sibling.cache)
             self._target.truncate(sequence.cache, known)
             known = sequence.cache.length  # a state may have gone back further
+        elif sequence.memory is not None:
+            assert isinstance(self._target, Listens)
+            sequence.cache = self._target.open_to(sequence.memory)
         else:
             sequence.cache = self._target.open()
         sequence.reading = True
@@ -189,7 +193,7 @@ class Prefiller:
         return min(cached, sequence.prompt_length - 1, _shareable(sequence, needs))
 
     def share(self, sequence: Generation, needs: Needs) -> None:
-        if not self._paged:
+        if not self._paged or sequence.memory is not None:  # of another sound all is different
             return
         read, limit = sequence.cache.length, _shareable(sequence, needs)
         begin, known = limit, None
@@ -274,7 +278,7 @@ class Prefiller:
     def _keep(self, sequence: Generation, features: LogitArray | None) -> None:
         # Features of the last cached tokens, for later sequences; None makes a gap.
         parts = self._tails.pop(sequence.id, [])
-        if features is None or not self._paged:
+        if features is None or not self._paged or sequence.memory is not None:
             return
         # A stop may have cut tokens that are cached.
         end = min(sequence.cache.length, len(sequence.tokens))

@@ -35,6 +35,7 @@ class Prepared:
     denoising: CanvasParams | None = None
     pooling: Pooling | None = None
     breakers: Breakers = field(default_factory=dict)
+    memory: Any = None
 
 
 def parameters(
@@ -45,7 +46,7 @@ def parameters(
     if unknown:
         raise InvalidOption(
             f"option {sorted(unknown)[0]!r} is unknown: use raw, system, speculation, constraint, "
-            f"sample, resume, denoising, prediction, {', '.join(SamplingParams.__slots__)}"
+            f"sample, resume, denoising, prediction, memory, {', '.join(SamplingParams.__slots__)}"
         )
     if isinstance(options.get("stop"), str):
         options = {**options, "stop": (options["stop"],)}

@@ -139,7 +139,8 @@ class Scheduler:
         if not request.sample:
             return None
         for each in self._running:
-            if each.sequence.prompt == request.sequence.prompt:
+            same = each.sequence.memory is request.sequence.memory
+            if same and each.sequence.prompt == request.sequence.prompt:
                 return each.sequence
         return None
 

@@ -1,0 +1,142 @@
+"""Timestamps of a transcript as a constraint (Radford et al. 2022, section 2.3).
+
+A text is segments: a timestamp, words, a timestamp. Times never fall, and the first is in the first
+second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.core.types import BoolArray
+from paceline.errors import InvalidOption
+
+STEP = 0.02
+"""Seconds from one timestamp to the next."""
+
+_FIRST = 50  # latest of the first timestamp, in steps
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptRules:
+    """What a transcript may say; a `core.constraint.Constraint`.
+
+    Attributes:
+        vocabulary: ids of the model.
+        end: token that ends a text.
+        times: the first timestamp; all ids from there on are.
+        suppressed: tokens that are no speech, such as marks of music.
+        first: tokens that no text begins with.
+        timed: whether there are timestamps; without, there are none at all.
+    """
+
+    vocabulary: int
+    end: int
+    times: int
+    suppressed: tuple[int, ...] = ()
+    first: tuple[int, ...] = ()
+    timed: bool = True
+
+    def start(self) -> TranscriptState:
+        return TranscriptState(self)
+
+
+class TranscriptState:
+    """What one transcript may say next."""
+
+    def __init__(self, rules: TranscriptRules) -> None:
+        self._rules = rules
+        self._said: list[int] = []
+
+    def mask(self, path: Sequence[int] = ()) -> BoolArray:
+        said = [*self._said, *path]
+        if self._allowed(said) < len(said):
+            return np.ones(self._rules.vocabulary, np.bool_)
+        return self._next(said)
+
+    def valid(self, path: Sequence[int]) -> int:
+        said = [*self._said, *path]
+        return max(0, self._allowed(said, len(self._said)) - len(self._said))
+
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        if self.valid(tokens) < len(tokens):
+            raise InvalidOption("a token breaks the rules of timestamps: resume another transcript")
+        self._said += tokens
+
+    def _allowed(self, said: Sequence[int], known: int = 0) -> int:
+        # How many tokens are allowed, from the first on.
+        for place in range(max(known, len(self._said)), len(said)):
+            if not self._next(said[:place])[said[place]]:
+                return place
+        return len(said)
+
+    def _next(self, said: Sequence[int]) -> BoolArray:
+        rules = self._rules
+        out = np.ones(rules.vocabulary, np.bool_)
+        out[list(rules.suppressed)] = False
+        if said and said[-1] == rules.end:
+            out[:] = False
+            out[rules.end] = True
+            return out
+        if not said:
+            out[list(rules.first)] = False
+        if not rules.timed:
+            out[rules.times :] = False
+            return out
+        if not said:
+            out[: rules.times] = False
+            out[rules.times + _FIRST + 1 :] = False
+            return out
+        times = [token for token in said if token >= rules.times]
+        timed = said[-1] >= rules.times
+        begins = timed and (len(said) < 2 or said[-2] >= rules.times)
+        if begins:  # words follow
+            out[rules.times :] = False
+        elif timed:  # the next segment begins, or the text ends
+            out[: rules.times] = False
+            out[rules.end] = True
+        # No segment is empty: one that ends is behind its beginning.
+        out[rules.times : times[-1] + (not timed)] = False
+        return out
+
+
+class Segment(NamedTuple):
+    """Words from `begin` to `end`, in seconds; `tokens` are those of the words."""
+
+    begin: float
+    end: float
+    tokens: tuple[int, ...]
+
+
+def segments_of(
+    tokens: Sequence[int], end: int, times: int, seconds: float
+) -> tuple[list[Segment], float]:
+    """Return the segments of a transcript of so many seconds, and up to where it is heard.
+
+    What a last timestamp begins alone is not heard to its end: the next window begins there.
+    """
+    said = [token for token in tokens if token != end]
+    found: list[Segment] = []
+    begin, words = 0.0, list[int]()
+    for token in said:
+        if token < times:
+            words.append(token)
+            continue
+        at = min((token - times) * STEP, seconds)
+        if words:
+            found.append(Segment(begin, at, tuple(words)))
+            words = []
+        begin = at
+    if words:
+        found.append(Segment(begin, seconds, tuple(words)))
+        return found, seconds
+    pairs = len(said) > 1 and said[-1] >= times and said[-2] >= times
+    heard = found[-1].end if pairs and found else seconds
+    return found, heard if heard > 0 else seconds

@@ -1,0 +1,120 @@
+"""Transcripts by an engine: windows, drafts that change nothing, memories that are given back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from tests.helpers.table_engines import TOKENIZER
+from tests.helpers.tiny_whisper import WhisperWeights, sound, tiny_whisper
+
+from paceline.audio.mel import RATE
+from paceline.core.types import SamplingParams
+from paceline.drafters.base import Drafter, NoDrafter
+from paceline.drafters.recycling import Recycling
+from paceline.engine.engine import Engine
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
+from paceline.errors import InvalidOption, PromptError
+from paceline.listening.windows import Listener, Listening
+from paceline.models.text import Tokenizer
+from paceline.policy.controller import Fixed
+from paceline.proof.tabular import TabularModel, TabularTarget
+from paceline.runtimes.cpu.target import CpuTarget
+from paceline.verifiers.matching import Coupled
+
+WORDS, END = 40, 40
+MARKS = ("endoftext", "startoftranscript", "en", "translate", "transcribe", "notimestamps")
+TIMES = WORDS + len(MARKS)
+
+
+def words() -> Tokenizer:
+    vocabulary = {f"w{i}": i for i in range(WORDS)}
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w0"))
+    core.add_special_tokens([f"<|{each}|>" for each in MARKS])
+    core.add_tokens([f"<|{0.02 * i:.2f}|>" for i in range(64 - TIMES)])
+    return Tokenizer(core, eos_token_ids=(END,))
+
+
+def engine(drafter: Drafter | None = None, rows: int = 1500, **limits: Any) -> Engine:
+    config = tiny_whisper(max_source_positions=rows, encoder_layers=1)
+    target = CpuTarget(config, WhisperWeights(config), "fp32", kv_tokens=1024, threads=2)
+    parts = target, drafter or NoDrafter(), Coupled(), Fixed(6, 4), StopRules((END,), 64)
+    return Engine(AutoregressiveDecoder(*parts), words(), **limits)
+
+
+def noise(seconds: float, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=round(seconds * RATE)) * 0.1).astype(np.float32)
+
+
+def test_drafts_and_batches_do_not_change_a_transcript() -> None:
+    own = engine(rows=75)
+    target: Any = own.decoder.target
+    plain = []
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, seed=4, max_new_tokens=20, ignore_eos=True)
+        for seed in range(3):
+            memory = target.encode(sound(seed))
+            plain.append(own.generate([41, 42], params, memory=memory).token_ids)
+            target.release(memory)
+    assert len(set(plain)) == len(plain)  # a sound has a say
+    for drafter, batch in ((Recycling(64), 1), (Recycling(64), 3), (NoDrafter(), 3)):
+        other = engine(drafter, rows=75, max_batch=batch)
+        target = other.decoder.target
+        memories = [target.encode(sound(seed)) for seed in range(3)]
+        found = []
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(
+                temperature=temperature, seed=4, max_new_tokens=20, ignore_eos=True
+            )
+            asked = [other.add([41, 42], params, memory=each) for each in memories]
+            done = {}
+            while len(done) < len(asked):
+                done |= {e.request: e.completion for e in other.step() if e.completion}
+            found += [done[each].token_ids for each in asked]
+        assert found == plain
+        for each in memories:
+            target.release(each)
+        pool = target._writer.pool
+        assert pool.free == pool.blocks
+
+
+def test_segments_lie_in_the_sound_one_behind_another() -> None:
+    own = engine()
+    listener = Listener(own)
+    found = list(listener.segments(noise(1.0)))
+    assert found
+    at = 0.0
+    for begin, end, tokens in found:
+        assert at <= begin <= end <= 1.0
+        assert all(token < WORDS for token in tokens)
+        at = begin
+    assert found == list(Listener(engine(Recycling(64))).segments(noise(1.0)))
+    pool = own.decoder.target._writer.pool  # type: ignore[attr-defined]
+    assert pool.free == pool.blocks
+
+
+def test_what_is_too_short_says_nothing() -> None:
+    assert list(Listener(engine(rows=75)).segments(noise(0.05))) == []
+
+
+def test_a_model_without_ears_is_refused() -> None:
+    table = TabularModel(64, 1, seed=7)
+    target = TabularTarget(table.logits, 64)
+    parts = target, NoDrafter(), Coupled(), Fixed(6, 4), StopRules((END,), 64)
+    with pytest.raises(InvalidOption, match="hears nothing"):
+        Listener(Engine(AutoregressiveDecoder(*parts), TOKENIZER))
+
+
+def test_a_prompt_without_a_sound_is_refused() -> None:
+    with pytest.raises(PromptError, match="writes down sound"):
+        engine(rows=75).generate([41, 42])
+
+
+@pytest.mark.parametrize("asked", [Listening("de"), Listening(translate=True)])
+def test_an_english_model_hears_english(asked: Listening) -> None:
+    with pytest.raises(InvalidOption, match="English alone"):
+        list(Listener(engine(rows=75)).segments(noise(1.0), asked))
