@@ -31,8 +31,9 @@ FOLDERS: tuple[tuple[str, str], ...] = (
         "runtimes",
         "targets and networks on the CPU, on torch, on transformers, and a reference in NumPy",
     ),
-    ("audio", "sound as models hear it: log-mel frames"),
+    ("audio", "sound as models hear it: files as samples, samples as log-mel frames"),
     ("engine", "the decode loop, prefill, scheduling, stop rules, requests"),
+    ("listening", "speech to text: windows, timestamps, captions"),
     ("denoising", "decoders that fill a canvas: rules, cache plans, processes"),
     ("registry", "methods by name, and from names to a running engine"),
     ("", "the public API"),
@@ -56,9 +57,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 70_836,
+    "lines": 72_035,
     "lines of methods": 11_510,
-    "modules": 431,
+    "modules": 440,
     "docstrings": 0.14,
     "loose": 6,
 }

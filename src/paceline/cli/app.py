@@ -48,6 +48,7 @@ _COMMANDS = {
     "chat": "paceline.cli.chat:chat",
     "serve": "paceline.cli.serve:serve",
     "batch": "paceline.cli.batch:batch",
+    "transcribe": "paceline.cli.transcribe:transcribe",
     "tune": "paceline.cli.tune:tune",
     "bounds": "paceline.cli.bounds:bounds",
     "doctor": "paceline.cli.doctor:doctor",
