@@ -34,7 +34,7 @@ def transcribe(
     engine, source = o.load(replace(asked, drafter="none"))
     if source.config.encoder is None:
         raise InvalidOption(f"{source.name} hears nothing: give a Whisper with --model")
-    listener = Listener(engine, source.config.encoder.mels)
+    listener = Listener(engine)
     write(HEADS.get(form, ""))
     for sound in sounds:
         for number, each in enumerate(listener.segments(sound, Listening(language, translate)), 1):

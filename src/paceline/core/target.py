@@ -332,8 +332,8 @@ class Listens(Protocol):
     """
 
     @property
-    def hears(self) -> bool:
-        """Whether this model does: other models of the runtime have no encoder."""
+    def mels(self) -> int:
+        """Numbers of a frame that this model hears; 0 if it has no encoder."""
         ...
 
     def encode(self, frames: LogitArray) -> Any:

@@ -278,11 +278,7 @@ class Engine:
             )
         require(sample >= 0, "sample", sample, "0 or more")
         target = self.decoder.target.capabilities
-        if (
-            memory is None
-            and isinstance(self.decoder.target, Listens)
-            and self.decoder.target.hears
-        ):
+        if memory is None and isinstance(self.decoder.target, Listens) and self.decoder.target.mels:
             raise PromptError("this model writes down sound: use `paceline transcribe`")
         params = parameters(params or SamplingParams(), options, target.vocab_size)
         self.decoder.check(params, denoising, constraint is not None)

@@ -31,18 +31,14 @@ class Listening:
 
 
 class Listener:
-    """Transcribes with an engine whose model hears.
+    """Transcribes with an engine whose model hears."""
 
-    Attributes:
-        mels: numbers of a frame that the model reads.
-    """
-
-    def __init__(self, engine: Engine, mels: int = 80) -> None:
+    def __init__(self, engine: Engine) -> None:
         """Bind it; raises InvalidOption if the model hears nothing."""
         target = engine.decoder.target
-        if not isinstance(target, Listens) or not target.hears:
+        if not isinstance(target, Listens) or not target.mels:
             raise InvalidOption("this model hears nothing: choose a Whisper")
-        self._engine, self._target, self.mels = engine, target, mels
+        self._engine, self._target = engine, target
         known = engine.tokenizer.special_ids
         self._ids = known
         vocabulary = engine.decoder.target.capabilities.vocab_size
@@ -63,7 +59,9 @@ class Listener:
 
     def _window(self, window: LogitArray, prompt: list[int]) -> tuple[list[Segment], float]:
         seconds = len(window) / RATE
-        memory = self._target.encode(log_mel(np.pad(window, (0, WINDOW - len(window))), self.mels))
+        memory = self._target.encode(
+            log_mel(np.pad(window, (0, WINDOW - len(window))), self._target.mels)
+        )
         try:
             done = self._engine.generate(
                 prompt,

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.target import Rows, Target
+from paceline.core.target import Listens, Rows, Target
 from paceline.core.types import ROOT, LogitArray, TokenTree
-from paceline.models.config import Latents, ModelConfig
-from paceline.models.families import FAMILIES, hf_config
+from paceline.models.config import Encoder, Latents, ModelConfig
+from paceline.models.families import FAMILIES, LISTENERS, hf_config
 from paceline.models.ops import StateHeads
 from paceline.models.weights import Stored
-from paceline.native.blocks import KINDS, TYPES
+from paceline.native.blocks import GROUP, KINDS, TYPES
 from paceline.runtimes.cpu.target import CpuTarget
 
 _CONFIG: dict[str, Any] = {
@@ -182,6 +182,12 @@ _ADDED["glm4_moe_lite"] = _ADDED["deepseek_v3"] | {
     "n_group": 1,
     "topk_group": 1,
 }
+_ADDED["whisper"] = {
+    **{"d_model": 256, "encoder_layers": 2, "decoder_layers": 2, "num_key_value_heads": 4},
+    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_dim": 256 for side in ("encoder", "decoder")},
+    **{"max_source_positions": 75, "max_target_positions": 4096, "num_mel_bins": 80},
+}
 _BIASED = ("qwen2",)
 _SCANS = ("nemotron_h", "nemotron_h_moe", "falcon_h1")
 
@@ -202,8 +208,9 @@ _HALVES: dict[str, dict[int, int]] = {
     "MXFP4": {},
     "I8_K": {},
 }
-# Formats that matrices of a family have by turns.
+# Formats that matrices of a family have by turns; a Whisper's may be of any multiple of `GROUP`.
 _TURNS = KINDS[:11]
+_NARROW = tuple(each for each in _TURNS if TYPES[each][1] <= GROUP)
 
 
 class RandomWeights:
@@ -268,6 +275,8 @@ class RandomWeights:
                 parts |= {f"{part}.bias": parts[part][:1] for part in biased}
                 parts["sinks"] = (config.heads,)
             self._shapes |= {f"layers.{layer}.{part}": shape for part, shape in parts.items()}
+        if config.encoder is not None:
+            self._shapes = _whisper_shapes(config, config.encoder)
 
     def __contains__(self, name: object) -> bool:
         return name in self._shapes
@@ -304,6 +313,33 @@ class RandomWeights:
         shape = self._shapes[name]
         drawn = _bytes(name, 2 * int(np.prod(shape))).view("<i2").astype(np.float32)
         return drawn.reshape(shape) * np.float32(2.0**-18)
+
+
+def _whisper_shapes(config: ModelConfig, of: Encoder) -> dict[str, tuple[int, ...]]:
+    width, ffn = config.hidden_size, config.ffn_size
+    norms, looks = ("attention_norm", "ffn_norm"), [f"look_{part}" for part in "qkvo"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed": (config.vocab_size, width),
+        "positions": (config.max_context, width),
+        "norm": (width,),
+        "encoder.conv1": (width, 3 * (of.mels + -of.mels % GROUP)),
+        "encoder.conv2": (width, 3 * width),
+        "encoder.positions": (of.rows, width),
+        "encoder.norm": (width,),
+    }
+    parts: dict[str, tuple[int, ...]] = dict.fromkeys("qkvo", (width, width))
+    parts |= {"up": (ffn, width), "down": (width, ffn), **dict.fromkeys(norms, (width,))}
+    look: dict[str, tuple[int, ...]] = dict.fromkeys(looks, (width, width))
+    look["look_norm"] = (width,)
+    for layer in range(of.layers):
+        shapes |= {f"encoder.layers.{layer}.{part}": shape for part, shape in parts.items()}
+    for layer in range(config.layers):
+        shapes |= {f"layers.{layer}.{part}": shape for part, shape in (parts | look).items()}
+    without = ("embed", "positions", "k", "look_k")
+    biased = {f"{name}.bias": shape[:1] for name, shape in shapes.items()}
+    return shapes | {
+        name: shape for name, shape in biased.items() if name.split(".")[-2] not in without
+    }
 
 
 def _delta_shapes(of: StateHeads, width: int) -> dict[str, tuple[int, ...]]:
@@ -372,6 +408,7 @@ CASES: dict[str, TinyModel] = {
     **{f"llama {kind}": TinyModel("llama", (kind,)) for kind in KINDS},
     "qwen3_moe MXFP4": TinyModel("qwen3_moe", ("MXFP4",)),
     **{f"llama {each}": TinyModel("llama", ("F32",), each) for each in ("int8", "int4", "fp32")},
+    **{family.hf: TinyModel(family.hf, _NARROW) for family in LISTENERS},
 }
 
 
@@ -382,7 +419,7 @@ def fingerprint(target: Target) -> str:
     ids = (_bytes("tokens", 4 * 300).view("<u4").astype(np.int64) % size).tolist()
     tree = TokenTree(np.array(ids[:7]), np.array([ROOT, 0, 0, 1, ROOT, 4, 3]))
     chain = TokenTree(np.array(ids[:3]), np.array([ROOT, 0, 1]))
-    long, short, empty = target.open(), target.open(), target.open()
+    (long, short, empty), memories = _opened(target)
     target.prefill(long, ids[:200])
     target.prefill(short, ids[200:220])
     rows = [
@@ -395,9 +432,19 @@ def fingerprint(target: Target) -> str:
     target.keep(short, 2, [0])
     target.keep(empty, 37, [])
     _add(found, target, [Rows.draft(long, ids[260:261]), Rows.draft(empty, ids[261:262], tree)])
-    for cache in (long, short, empty):
+    for cache in (long, short, empty, *memories):
         target.release(cache)
     return found.hexdigest()
+
+
+def _opened(target: Target) -> tuple[list[Any], list[Any]]:
+    # Three caches, and the memories of a long and a short sound if a model hears those.
+    if not isinstance(target, Listens) or not target.mels:
+        return [target.open() for _ in range(3)], []
+    drawn = _bytes("frames", 2 * 100 * target.mels).view("<i2").astype(np.float32)
+    frames = drawn.reshape(100, target.mels) * np.float32(2.0**-14)
+    memories = [target.encode(frames), target.encode(frames[:34])]
+    return [target.open_to(memories[each]) for each in (0, 1, 0)], memories
 
 
 def _add(found: Any, target: Target, rows: list[Rows]) -> None:

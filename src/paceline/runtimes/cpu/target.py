@@ -293,8 +293,8 @@ class CpuTarget(Runtime):
         return self.open_to_go_back(0)
 
     @property
-    def hears(self) -> bool:
-        return self._writer is not None
+    def mels(self) -> int:
+        return 0 if self.config.encoder is None else self.config.encoder.mels
 
     def open_to(self, memory: PagedCache) -> PagedCache:
         return PagedCache(self._pool, memory=memory.fork())

@@ -108,8 +108,8 @@ class ReferenceTarget(Runtime):
         return self._empty(len(self.config.attention_layers))
 
     @property
-    def hears(self) -> bool:
-        return self.config.encoder is not None
+    def mels(self) -> int:
+        return 0 if self.config.encoder is None else self.config.encoder.mels
 
     def open_to(self, memory: ReferenceCache) -> ReferenceCache:
         cache = self._empty(self.config.layers)
