@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 72_035,
+    "lines": 72_080,
     "lines of methods": 11_510,
     "modules": 440,
     "docstrings": 0.14,

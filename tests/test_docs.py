@@ -105,7 +105,7 @@ def test_docstrings_name_what_there_is() -> None:
                 if then == "py":
                     files = [*trees, *ROOT.glob("*.py")]
                     good = any(each.stem == first for each in files)
-                elif then in ("json", "jsonl", "toml", "ctypes"):  # files, and an array
+                elif then in ("json", "jsonl", "toml", "bin", "ctypes"):  # files, and an array
                     continue
                 elif first in members:
                     good = has(first, then)

@@ -66,7 +66,8 @@ def log_mel(samples: LogitArray, mels: int = 80) -> LogitArray:
         total += power[:, np.minimum(first + tap, _BINS - 1)] * weights
     logs = _log10(np.maximum(total, 1e-10))
     logs = np.maximum(logs, logs.max(initial=-np.inf) - 8)
-    return ((logs + 4) / 4).astype(np.float32)
+    out: LogitArray = ((logs + 4) / 4).astype(np.float32)
+    return out
 
 
 def _power(frames: _Floats) -> _Floats:
@@ -154,4 +155,5 @@ def _log10(x: _Floats) -> _Floats:
     square, total = s * s, np.zeros_like(s)
     for k in range(21, 1, -2):
         total = (total + 1 / k) * square
-    return (exponent * _TWO + 2 * (s + s * total)) / _TEN
+    out: _Floats = (exponent * _TWO + 2 * (s + s * total)) / _TEN
+    return out

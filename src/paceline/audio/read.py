@@ -28,7 +28,8 @@ def read_sound(path: Path) -> LogitArray:
             f"{path} has {rate} samples a second: convert it to {RATE} (`ffmpeg -ar {RATE}`)"
         )
     whole = raw[: len(raw) // (width * channels) * width * channels]
-    return _samples(whole, width).reshape(-1, channels).mean(axis=1, dtype=np.float32)
+    out: LogitArray = _samples(whole, width).reshape(-1, channels).mean(axis=1, dtype=np.float32)
+    return out
 
 
 def _samples(raw: bytes, width: int) -> LogitArray:

@@ -78,8 +78,8 @@ def shared_out(reading: Sequence[Generation], tokens: int, block: int | None = N
     """
     chunks: list[Chunk] = []
     for sequence in reading:
-        shares = block and sequence.memory is None
-        if shares and any(_reads_for(chunks, at, sequence, block) for at in range(len(chunks))):
+        known = None if sequence.memory is not None else block
+        if known and any(_reads_for(chunks, at, sequence, known) for at in range(len(chunks))):
             continue
         size = min(sequence.unread, tokens, SCORED if sequence.unscored else tokens)
         size = sequence.cache.unmarked(size) if block else size

@@ -63,6 +63,7 @@ class NetworkRows:
         Drafts see the context and the rows at places `above`, and are stored behind `drafted` rows.
         """
         self.cache, self.lent, self.context = cache, lent, cache.length + rows
+        self.memory: ReferenceCache | None = None  # of sounds, which networks do not hear
         self._above, self._end = above, self.context + drafted - len(above)
         self._paths: defaultdict[int | KV, list[int]] = defaultdict(lambda: [*above])
 
