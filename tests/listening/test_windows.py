@@ -15,6 +15,7 @@ from paceline.core.types import SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.recycling import Recycling
 from paceline.engine.engine import Engine
+from paceline.engine.hearing import Speech
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, PromptError
@@ -26,7 +27,16 @@ from paceline.runtimes.cpu.target import CpuTarget
 from paceline.verifiers.matching import Coupled
 
 WORDS, END = 40, 40
-MARKS = ("endoftext", "startoftranscript", "en", "translate", "transcribe", "notimestamps")
+MARKS = (
+    "endoftext",
+    "startoftranscript",
+    "en",
+    "de",
+    "translate",
+    "transcribe",
+    "startofprev",
+    "notimestamps",
+)
 TIMES = WORDS + len(MARKS)
 
 
@@ -52,32 +62,31 @@ def noise(seconds: float, seed: int = 0) -> np.ndarray:
 
 def test_drafts_and_batches_do_not_change_a_transcript() -> None:
     own = engine(rows=75)
-    target: Any = own.decoder.target
     plain = []
     for temperature in (0.0, 1.0):
         params = SamplingParams(temperature=temperature, seed=4, max_new_tokens=20, ignore_eos=True)
         for seed in range(3):
-            memory = target.encode(sound(seed))
-            plain.append(own.generate([41, 42], params, memory=memory).token_ids)
-            target.release(memory)
+            heard = Speech(sound(seed))
+            plain.append(own.generate([41, 42], params, speech=heard).token_ids)
+            own.let_go(heard)
     assert len(set(plain)) == len(plain)  # a sound has a say
     for drafter, batch in ((Recycling(64), 1), (Recycling(64), 3), (NoDrafter(), 3)):
         other = engine(drafter, rows=75, max_batch=batch)
-        target = other.decoder.target
-        memories = [target.encode(sound(seed)) for seed in range(3)]
+        target: Any = other.decoder.target
+        sounds = [Speech(sound(seed)) for seed in range(3)]
         found = []
         for temperature in (0.0, 1.0):
             params = SamplingParams(
                 temperature=temperature, seed=4, max_new_tokens=20, ignore_eos=True
             )
-            asked = [other.add([41, 42], params, memory=each) for each in memories]
+            asked = [other.add([41, 42], params, speech=each) for each in sounds]
             done = {}
             while len(done) < len(asked):
                 done |= {e.request: e.completion for e in other.step() if e.completion}
             found += [done[each].token_ids for each in asked]
         assert found == plain
-        for each in memories:
-            target.release(each)
+        for each in sounds:
+            other.let_go(each)
         pool = target._writer.pool
         assert pool.free == pool.blocks
 

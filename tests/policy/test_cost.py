@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.tiny_whisper import WhisperWeights, tiny_whisper
 
 from paceline.core.target import Output, Rows
 from paceline.policy import cost as cost_measuring
 from paceline.policy.cost import SIZES, CostModel, load_or_measure, measure
 from paceline.proof.tabular import TabularCache, TabularModel, TabularTarget
+from paceline.runtimes.cpu.target import CpuTarget
 
 MODEL = TabularModel(20, 1, seed=3)
 KEY = {"model": "org/tiny", "threads": None}
@@ -313,3 +315,11 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     (tmp_path / "costs").write_text("a file where the directory should be")
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     assert load_or_measure(Watched(), KEY).c(1) == 1
+
+
+def test_a_model_that_hears_is_timed_over_silence() -> None:
+    config = tiny_whisper()
+    target = CpuTarget(config, WhisperWeights(config), "fp32", kv_tokens=1024, threads=1)
+    costs = measure(target, 0.0)
+    assert 0 < costs.time(1, 1) <= costs.time(8, 1)
+    assert target.memory.free == target.memory.blocks

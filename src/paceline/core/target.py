@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -343,9 +343,26 @@ class Listens(Protocol):
         """
         ...
 
+    def encoding(self, frames: LogitArray) -> Iterator[Any]:
+        """Encode in pieces: yield None after each, and in the end the memory.
+
+        Of two at a time each begins anew when it is its turn. Errors as of `encode`.
+        """
+        ...
+
     def open_to(self, memory: Any) -> Any:
         """Open an empty cache of a text that looks at it."""
         ...
+
+
+def open_for_figures(target: Target) -> Any:
+    """Open an empty cache of a text that nobody reads: of silence, if the model hears."""
+    if not isinstance(target, Listens) or not target.mels:
+        return target.open()
+    memory = target.encode(np.zeros((2, target.mels), np.float32))
+    cache = target.open_to(memory)
+    target.release(memory)
+    return cache
 
 
 class Runtime(Described):

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -25,6 +25,7 @@ from paceline.core.types import (
     TokenLogprob,
 )
 from paceline.engine.decoder import Commit, Decoder
+from paceline.engine.hearing import Hearing, Speech
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.prefill import Chunk
 from paceline.engine.requests import BreakerTokens, parameters, token_ids
@@ -147,7 +148,9 @@ class Engine:
         limits = Limits(max_batch, max_waiting, step_tokens, pool)
         self.scheduler = Scheduler(limits, decoder.memory)
         self._breakers = BreakerTokens(tokenizer, decoder.target.capabilities.vocab_size)
-        capabilities = decoder.target.capabilities
+        capabilities, target = decoder.target.capabilities, decoder.target
+        hears = isinstance(target, Listens) and target.mels
+        self._hearing = Hearing(target) if hears else None
         self._turns = turns_of(decoder.target, capabilities.runtime not in _DIE_IN_FORKS)
         self._mail: dict[int, deque[Event]] = {}  # by request, what its reader has not taken
         self._kept: list[Event] = []  # of requests without a reader: for `step`
@@ -156,7 +159,7 @@ class Engine:
     @overload
     def generate(
         self,
-        prompt: str | Sequence[Message] | Sequence[int],
+        prompt: str | Sequence[Message] | Sequence[int] | Prepared,
         params: SamplingParams | None = ...,
         **o: Any,
     ) -> Completion: ...
@@ -175,8 +178,8 @@ class Engine:
         """Generate to the end.
 
         Args:
-            prompt: text or chat messages; a list of these is decoded as a ragged batch, and a
-                list is returned.
+            prompt: text, chat messages, or what `prepare` returned; a list of these is decoded as a
+                ragged batch, and a list is returned.
             params: single fields may be given as keywords instead.
             **options: fields of `SamplingParams`, and others as for `prepare`.
 
@@ -233,7 +236,7 @@ class Engine:
         denoising: CanvasParams | None = None,
         prediction: str | Sequence[int] = (),
         pooling: Pooling | None = None,
-        memory: Any = None,
+        speech: Speech | None = None,
         **options: Any,
     ) -> Prepared:
         """Check and tokenise a request for `add`. Any thread may call this.
@@ -253,8 +256,7 @@ class Engine:
                 as a file to be changed: drafted from, and the output is the same.
             pooling: give the state of the prompt (`Completion.state`) in place of a text, that of
                 its last token or the mean over all.
-            memory: what the target's `encode` made of a sound, for models that write that down;
-                the caller releases it when its requests have ended.
+            speech: what to write down, for models that hear; the caller lets it go (`let_go`).
             **options: single fields of `SamplingParams`.
 
         Raises:
@@ -278,8 +280,12 @@ class Engine:
             )
         require(sample >= 0, "sample", sample, "0 or more")
         target = self.decoder.target.capabilities
-        if memory is None and isinstance(self.decoder.target, Listens) and self.decoder.target.mels:
-            raise PromptError("this model writes down sound: use `paceline transcribe`")
+        if (speech is None) == self.hears:
+            raise PromptError(
+                "this model writes down sound: use `paceline transcribe`, or its route"
+                if self.hears
+                else "this model hears no sound: choose a Whisper"
+            )
         params = parameters(params or SamplingParams(), options, target.vocab_size)
         self.decoder.check(params, denoising, constraint is not None)
         if pooling is not None:
@@ -326,7 +332,7 @@ class Engine:
             denoising=denoising,
             pooling=pooling,
             breakers=self._breakers.find(params),
-            memory=memory,
+            speech=speech,
         )
 
     def add(
@@ -384,7 +390,7 @@ class Engine:
             denoising=prompt.denoising,
             breakers=prompt.breakers,
         )
-        sequence.memory = prompt.memory
+        sequence.speech = prompt.speech
         if prompt.pooling is not None:
             sequence.pooled = Pooled(prompt.pooling == "mean")
         transcript = Transcript(
@@ -394,7 +400,14 @@ class Engine:
             self._resume(sequence, prompt.resume, transcript)
         self._next_id += 1
         self.scheduler.add(Request(sequence, transcript, prompt.sample))
+        if prompt.speech is not None:
+            prompt.speech.users += 1
         return sequence.id
+
+    @property
+    def hears(self) -> bool:
+        """Whether its requests are sounds to write down."""
+        return self._hearing is not None
 
     @property
     def loop(self) -> AutoregressiveDecoder:
@@ -469,6 +482,11 @@ class Engine:
                     mail.append(Event(request, each.transcript.take(), (), (), completion))
                 return completion
         return None
+
+    def let_go(self, speech: Speech) -> None:
+        """Free what was made of a sound once its requests have ended. Any thread may call this."""
+        if self._hearing is not None:
+            self._turns.later(partial(self._hearing.let_go, speech))
 
     @cached_property
     def grammar(self) -> Grammars:
@@ -576,6 +594,8 @@ class Engine:
             placed = False
             sibling = self.scheduler.sibling(request)
             try:
+                if not self._heard(request.sequence.speech):
+                    return  # it is encoded piece by piece
                 self.decoder.admit(request.sequence, request.transcript, sibling)
                 placed = self.scheduler.place(request)
                 if not placed:
@@ -587,6 +607,11 @@ class Engine:
             finally:
                 if not placed:
                     self.decoder.close(request.sequence)
+
+    def _heard(self, speech: Speech | None) -> bool:
+        if speech is None or self._hearing is None:
+            return True
+        return self._hearing.hear(speech, alone=not self.scheduler.placed)
 
     def _begin(self, events: list[Event]) -> None:
         for request in self.scheduler.reading:
@@ -614,6 +639,8 @@ class Engine:
 
     def _finish(self, request: Request) -> None:
         self.scheduler.remove(request)
+        if (speech := request.sequence.speech) is not None and self._hearing is not None:
+            self._hearing.let_go(speech)
         if request.sequence.cache is not None:
             self.decoder.close(request.sequence)
 

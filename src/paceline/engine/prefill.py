@@ -34,7 +34,7 @@ LEAST = 16
 BESIDE = 64
 
 # Longest step with a chunk, as a multiple of the step without.
-_SLOWER = 3.0
+SLOWER = 3.0
 
 # Largest chunk whose rows all give logits: of 151,000 tokens they take 37 MiB.
 SCORED = 64
@@ -61,7 +61,7 @@ def beside(rows: int, costs: CostModel | None, limit: int | None = None) -> int:
         return max(LEAST, limit - rows)
     if costs is None:
         return BESIDE
-    longest = _SLOWER * costs.time(rows, rows)
+    longest = SLOWER * costs.time(rows, rows)
     low, high = BESIDE, ALONE  # times never decrease with rows
     while low < high:
         middle = (low + high + 1) // 2
@@ -78,7 +78,7 @@ def shared_out(reading: Sequence[Generation], tokens: int, block: int | None = N
     """
     chunks: list[Chunk] = []
     for sequence in reading:
-        known = None if sequence.memory is not None else block
+        known = None if sequence.speech is not None else block
         if known and any(_reads_for(chunks, at, sequence, known) for at in range(len(chunks))):
             continue
         size = min(sequence.unread, tokens, SCORED if sequence.unscored else tokens)
@@ -175,9 +175,9 @@ class Prefiller:
             sequence.cache = self._target.fork(sibling.cache)
             self._target.truncate(sequence.cache, known)
             known = sequence.cache.length  # a state may have gone back further
-        elif sequence.memory is not None:
+        elif sequence.speech is not None:
             assert isinstance(self._target, Listens)
-            sequence.cache = self._target.open_to(sequence.memory)
+            sequence.cache = self._target.open_to(sequence.speech.memory)
         else:
             sequence.cache = self._target.open()
         sequence.reading = True
@@ -193,7 +193,7 @@ class Prefiller:
         return min(cached, sequence.prompt_length - 1, _shareable(sequence, needs))
 
     def share(self, sequence: Generation, needs: Needs) -> None:
-        if not self._paged or sequence.memory is not None:  # of another sound all is different
+        if not self._paged or sequence.speech is not None:  # of another sound all is different
             return
         read, limit = sequence.cache.length, _shareable(sequence, needs)
         begin, known = limit, None
@@ -278,7 +278,7 @@ class Prefiller:
     def _keep(self, sequence: Generation, features: LogitArray | None) -> None:
         # Features of the last cached tokens, for later sequences; None makes a gap.
         parts = self._tails.pop(sequence.id, [])
-        if features is None or not self._paged or sequence.memory is not None:
+        if features is None or not self._paged or sequence.speech is not None:
             return
         # A stop may have cut tokens that are cached.
         end = min(sequence.cache.length, len(sequence.tokens))

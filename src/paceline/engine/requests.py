@@ -11,6 +11,7 @@ from typing import Any
 from paceline.core.constraint import Constraint
 from paceline.core.options import check_text
 from paceline.core.types import UNLIMITED, CanvasParams, SamplingParams, Speculation
+from paceline.engine.hearing import Speech
 from paceline.errors import InvalidOption, PromptError
 from paceline.models.config import Pooling
 from paceline.models.text import Tokenizer
@@ -35,7 +36,7 @@ class Prepared:
     denoising: CanvasParams | None = None
     pooling: Pooling | None = None
     breakers: Breakers = field(default_factory=dict)
-    memory: Any = None
+    speech: Speech | None = None
 
 
 def parameters(
@@ -46,7 +47,7 @@ def parameters(
     if unknown:
         raise InvalidOption(
             f"option {sorted(unknown)[0]!r} is unknown: use raw, system, speculation, constraint, "
-            f"sample, resume, denoising, prediction, memory, {', '.join(SamplingParams.__slots__)}"
+            f"sample, resume, denoising, prediction, speech, {', '.join(SamplingParams.__slots__)}"
         )
     if isinstance(options.get("stop"), str):
         options = {**options, "stop": (options["stop"],)}

@@ -139,7 +139,7 @@ class Scheduler:
         if not request.sample:
             return None
         for each in self._running:
-            same = each.sequence.memory is request.sequence.memory
+            same = each.sequence.speech is request.sequence.speech
             if same and each.sequence.prompt == request.sequence.prompt:
                 return each.sequence
         return None

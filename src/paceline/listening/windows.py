@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.audio.mel import RATE, WINDOW, log_mel
 from paceline.core.target import Listens
 from paceline.core.types import LogitArray, SamplingParams
-from paceline.engine.engine import Engine
+from paceline.engine.engine import Completion, Engine, Prepared
+from paceline.engine.hearing import Speech
 from paceline.errors import InvalidOption
 from paceline.listening.timestamps import Segment, TranscriptRules, segments_of
 
-_LEAST = RATE // 10  # samples that are worth a window
+LEAST = RATE // 10
+"""Samples that are worth a window."""
+
+_WORDS = 224  # most tokens of a window's text
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +29,30 @@ class Listening:
     """How to write a sound down.
 
     Attributes:
-        language: its code, such as "en".
+        language: its code, such as "en"; None finds it out by the first window.
         translate: to English.
+        prompt: text that is taken to come before each window, for its style and its names.
+        temperature: 0 chooses the most probable.
+        seed: of the draws, which each window has of its own.
     """
 
-    language: str = "en"
+    language: str | None = "en"
     translate: bool = False
+    prompt: str = ""
+    temperature: float = 0.0
+    seed: int = 0
+
+
+class HeardWindow(NamedTuple):
+    """The window that was written down last.
+
+    Attributes:
+        begin: in seconds of the sound.
+        logprob: mean of its tokens, the end included.
+    """
+
+    begin: float = 0.0
+    logprob: float = 0.0
 
 
 class Listener:
@@ -38,54 +63,105 @@ class Listener:
         target = engine.decoder.target
         if not isinstance(target, Listens) or not target.mels:
             raise InvalidOption("this model hears nothing: choose a Whisper")
-        self._engine, self._target = engine, target
-        known = engine.tokenizer.special_ids
-        self._ids = known
+        self.engine, self.mels = engine, target.mels
+        self.ids = known = engine.tokenizer.special_ids
         vocabulary = engine.decoder.target.capabilities.vocab_size
         times = known["<|notimestamps|>"] + 1
         marks = [each for name, each in known.items() if each < times and name != "<|endoftext|>"]
         end = known["<|endoftext|>"]
         self.rules = TranscriptRules(vocabulary, end, times, tuple(marks), (end,))
+        # English models, of one id less, know neither languages nor tasks.
+        found = [(re.fullmatch(r"<\|([a-z]{2,3})\|>", name), each) for name, each in known.items()]
+        self.languages = (
+            {}
+            if vocabulary < 51_865
+            else {name[1]: each for name, each in found if name is not None}
+        )
 
     def segments(self, sound: LogitArray, asked: Listening | None = None) -> Iterator[Segment]:
         """Yield the segments of a sound, in order, as they become final."""
-        prompt, at = self._prompt(asked or Listening()), 0
-        while len(sound) - at >= _LEAST:
-            window = sound[at : at + WINDOW]
-            found, heard = self._window(window, prompt)
-            for begin, end, tokens in found:
-                yield Segment(begin + at / RATE, end + at / RATE, tokens)
-            at += max(_LEAST, round(heard * RATE))
-
-    def _window(self, window: LogitArray, prompt: list[int]) -> tuple[list[Segment], float]:
-        seconds = len(window) / RATE
-        memory = self._target.encode(
-            log_mel(np.pad(window, (0, WINDOW - len(window))), self._target.mels)
-        )
+        transcript = self.begin(sound, asked or Listening())
         try:
-            done = self._engine.generate(
-                prompt,
-                SamplingParams(temperature=0.0, max_new_tokens=224),
-                raw=True,
-                memory=memory,
-                constraint=self.rules,
-            )
+            while (request := transcript.next()) is not None:
+                yield from transcript.heard(self.engine.generate(request))
         finally:
-            self._engine.decoder.target.release(memory)
-        return segments_of(done.token_ids, self.rules.end, self.rules.times, seconds)
+            transcript.let_go()
 
-    def _prompt(self, asked: Listening) -> list[int]:
-        known, begin = self._ids, self._ids["<|startoftranscript|>"]
-        # English models, of one id less, know neither languages nor tasks.
-        if self._target_is_english:
-            if asked.language != "en" or asked.translate:
-                raise InvalidOption("this model hears English alone: choose a multilingual one")
-            return [begin]
-        language = known.get(f"<|{asked.language}|>")
-        if language is None:
+    def begin(self, sound: LogitArray, asked: Listening) -> Transcription:
+        """Begin a transcript; raises InvalidOption for what the model does not know."""
+        if not self.languages and (asked.language not in ("en", None) or asked.translate):
+            raise InvalidOption("this model hears English alone: choose a multilingual one")
+        if self.languages and asked.language not in (*self.languages, None):
             raise InvalidOption(f"language {asked.language!r} is unknown: give a code such as en")
-        return [begin, language, known["<|translate|>" if asked.translate else "<|transcribe|>"]]
+        return Transcription(self, sound, asked)
 
-    @property
-    def _target_is_english(self) -> bool:
-        return self.rules.vocabulary < 51_865
+
+class Transcription:
+    """A sound that is being written down: `next` asks for a text, and `heard` takes it.
+
+    Whoever runs the engine drives it, and lets it go in the end.
+
+    Attributes:
+        language: its code, once it is known.
+        window: that of the last text.
+    """
+
+    def __init__(self, listener: Listener, sound: LogitArray, asked: Listening) -> None:
+        self._listener, self._samples, self._asked = listener, sound, asked
+        self.language = asked.language if listener.languages else "en"
+        self.window = HeardWindow()
+        self._at = 0  # samples that are heard
+        self._speech: Speech | None = None  # the window that is heard now
+        known, rules = listener.ids, listener.rules
+        context = listener.engine.decoder.target.capabilities.max_context
+        words = listener.engine.tokenizer.encode(asked.prompt.strip()) if asked.prompt else []
+        words = [each for each in words if each < rules.end][1 - context // 2 :]
+        self._before = [known["<|startofprev|>"], *words] if words else []
+
+    def next(self) -> Prepared | None:
+        """Return the text to decode next; None at the end. Takes its time, on any thread."""
+        engine, listener, asked = self._listener.engine, self._listener, self._asked
+        if self._speech is None:
+            window = self._samples[self._at : self._at + WINDOW]
+            if len(window) < LEAST:
+                return None
+            whole = np.pad(window, (0, WINDOW - len(window)))
+            self._speech = Speech(log_mel(whole, listener.mels))
+        prompt = [*self._before, listener.ids["<|startoftranscript|>"]]
+        if self.language is None:
+            allowed = tuple(listener.languages.values())
+            params = SamplingParams(temperature=0.0, max_new_tokens=1, allowed_tokens=allowed)
+            return engine.prepare(prompt[-1:], params, speech=self._speech)
+        if listener.languages:
+            task = "<|translate|>" if asked.translate else "<|transcribe|>"
+            prompt += [listener.languages[self.language], listener.ids[task]]
+        params = SamplingParams(
+            temperature=asked.temperature, seed=self._seed(), max_new_tokens=_WORDS, logprobs=0
+        )
+        return engine.prepare(prompt, params, speech=self._speech, constraint=listener.rules)
+
+    def heard(self, done: Completion) -> list[Segment]:
+        """Take a text that was asked for; return the segments that became final."""
+        rules, listener = self._listener.rules, self._listener
+        if self.language is None:
+            codes = {each: code for code, each in listener.languages.items()}
+            self.language = codes[done.token_ids[0]]
+            return []
+        seconds = min(WINDOW, len(self._samples) - self._at) / RATE
+        found, heard = segments_of(done.token_ids, rules.end, rules.times, seconds)
+        begin = self._at / RATE
+        scores = [each.logprob for each in done.logprobs]
+        self.window = HeardWindow(begin, sum(scores) / len(scores) if scores else 0.0)
+        self._at += max(LEAST, round(heard * RATE))
+        self.let_go()
+        return [Segment(each.begin + begin, each.end + begin, each.tokens) for each in found]
+
+    def let_go(self) -> None:
+        """Free what the engine holds of the window."""
+        speech, self._speech = self._speech, None
+        if speech is not None:
+            self._listener.engine.let_go(speech)
+
+    def _seed(self) -> int:
+        named = f"{self._asked.seed} {self._at}".encode()
+        return int.from_bytes(blake2b(named, digest_size=7).digest())

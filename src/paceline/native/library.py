@@ -141,7 +141,7 @@ _SIGNATURES = {
     "winner": (_LONG, _PTR, _LONG, _PTR, ctypes.c_char_p),
     "winner_wide": (_LONG, _PTR, _LONG, _PTR, ctypes.c_char_p),
     "best": (_LONG, _PTR, _LONG, _LONG, _LONG, _PTR, _PTR),
-    "run": (ctypes.c_char_p, _PTR, _LONG, _INT, _PTR, _PTR, _PTR),
+    "run": (ctypes.c_char_p, _PTR, _LONG, _LONG, _INT, _PTR, _PTR, _PTR),
     "ran": (_LONG, _PTR),
     "read": (_PTR, _PTR, _INT),
     "automaton_new": (_PTR, _INT),

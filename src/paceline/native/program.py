@@ -457,12 +457,15 @@ class Program:
         """
         self._bind(counts, inputs)
         measured = None if seconds is None else seconds.ctypes.data
-        most = len(self.names) if operations is None else operations
-        _check(
-            self._library.paceline_run(
-                self._address, most, threads, self._numbers, self._pointers, measured
-            )
-        )
+        self._run(0, len(self.names) if operations is None else operations, threads, measured)
+
+    def go_on(self, operation: int, threads: int) -> None:
+        """Run one operation more, on what the last run was given and left; errors as of `run`."""
+        self._run(operation, operation + 1, threads, None)
+
+    def _run(self, begin: int, end: int, threads: int, measured: int | None) -> None:
+        given = self._numbers, self._pointers, measured
+        _check(self._library.paceline_run(self._address, begin, end, threads, *given))
 
     def read(self, of: Columns, rows: int) -> LogitArray:
         """Return float32 `[rows, width]`, a view of a buffer that the next run overwrites."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.cache import cache_dir, write_atomically
-from paceline.core.target import Rows, Target
+from paceline.core.target import Rows, Target, open_for_figures
 from paceline.policy.constants import (
     COST_SMOOTHING,
     FORWARD_OUTLIER,
@@ -196,7 +196,7 @@ def measure(target: Target, within: float = CAREFUL) -> CostModel:
     rng = np.random.default_rng(0)
     end = perf_counter() + within
     target.warm_up()
-    cache = target.open()
+    cache = open_for_figures(target)
 
     def timed(size: int) -> float:
         draft = trees.chain(rng.integers(0, capabilities.vocab_size, size - 1).tolist())

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from paceline.core.expressions import Expression, parse
 from paceline.core.options import arguments
+from paceline.core.target import Listens
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.combine.bandit import Choose
 from paceline.drafters.combine.fallback import FallbackDrafter
@@ -100,6 +101,8 @@ class Assembly:
     def _default(self, kind: str) -> str:
         loaded, named = self.resources.loaded, self.resources.named
         capabilities = loaded.target.capabilities
+        if isinstance(loaded.target, Listens) and loaded.target.mels:
+            return "none"  # what is said repeats little of what was said
         if capabilities.runtime == "reference":  # where timing drafts alone takes minutes
             return "none"
         # A network's draft is cheap beside its target where both run on native kernels.

@@ -56,8 +56,8 @@ class Generation:
     `tokens` is prompt and committed tokens. `cache` is None before admission; `reading` is True
     in prefill, until the drafter is open. `sources` names per generated token the drafter that
     proposed it, or None if the target chose it. `work` is what its decoder keeps of it. `pooled` is
-    there if the state of its prompt is asked for, in place of a text. `memory` is what an encoder
-    made of the sound that its text is of.
+    there if the state of its prompt is asked for, in place of a text. `speech` is what its
+    text is of, if a model that hears writes it.
     """
 
     id: int
@@ -78,7 +78,7 @@ class Generation:
     constraint: Constraint | None = None
     work: Any = None
     pooled: Pooled | None = None
-    memory: Any = None
+    speech: Any = None
 
     @classmethod
     def start(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from paceline.core import tree as trees
-from paceline.core.target import Rows, Target
+from paceline.core.target import Rows, Target, open_for_figures
 from paceline.core.types import ROOT, LogitArray, ProbArray, TokenTree
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption
@@ -318,7 +318,7 @@ def _continue(
     target: Target, contexts: Sequence[Sequence[int]], length: int, ends: Sequence[int]
 ) -> list[list[int]]:
     texts: list[list[int]] = [[] for _ in contexts]
-    caches = [target.open() for _ in contexts]
+    caches = [open_for_figures(target) for _ in contexts]
     try:
         for cache, context in zip(caches, contexts, strict=True):
             target.prefill(cache, context[:-1])
@@ -339,7 +339,7 @@ def _continue(
 
 
 def _logprobs(target: Target, context: Sequence[int], text: Sequence[int]) -> ProbArray:
-    cache = target.open()
+    cache = open_for_figures(target)
     try:
         target.prefill(cache, context[:-1])
         draft = trees.chain(text[:-1])
@@ -371,7 +371,7 @@ def noise_floor(target: Target, tokens: Sequence[int]) -> dict[str, float]:
     chain = max(1, min(_CHAIN, context - prefix - 1))
     text = np.resize(np.asarray(tokens, dtype=np.int64), prefix + chain + 1).tolist()
     root, following = text[prefix], text[prefix + 1 :]
-    cache = target.open()
+    cache = open_for_figures(target)
     try:
         target.prefill(cache, text[:prefix])
         out = {"chain": _difference(target, cache, root, trees.chain(following))}

@@ -232,11 +232,11 @@ void paceline_scan(Program* program, const StateHeads* of, View from, View gates
     });
 }
 
-// Runs the first so many operations. Null, or what went wrong: "memory", or a sentence that holds
+// Runs operations from one to another. Null, or what went wrong: "memory", or a sentence that holds
 // until the next run.
-const char* paceline_run(Program* program, int64_t operations, int32_t threads,
+const char* paceline_run(Program* program, int64_t begin, int64_t end, int32_t threads,
                          const int64_t* counts, const int32_t* const* inputs, double* seconds) {
-    return failure([&] { program->run(operations, threads, {counts, inputs}, seconds); });
+    return failure([&] { program->run(begin, end, threads, {counts, inputs}, seconds); });
 }
 
 // Operations of the last run.

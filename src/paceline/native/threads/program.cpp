@@ -16,7 +16,7 @@ float* Program::at(View view) const {
     return buffer.numbers.get() + view.column;
 }
 
-void Program::run(int64_t operations, int threads, const Call& call, double* seconds) {
+void Program::run(int64_t begin, int64_t end, int threads, const Call& call, double* seconds) {
     for (Buffer& buffer : buffers_) {
         const int64_t wanted = call.counts[buffer.count];
         if (buffer.quantized) {
@@ -32,10 +32,10 @@ void Program::run(int64_t operations, int threads, const Call& call, double* sec
     const Pool::Turn turn(threads);
     using Clock = std::chrono::steady_clock;
     stopped_ = false;
-    for (ran_ = 0; ran_ < operations && !stopped_; ++ran_) {
-        const auto begin = seconds ? Clock::now() : Clock::time_point();
+    for (ran_ = begin; ran_ < end && !stopped_; ++ran_) {
+        const auto since = seconds ? Clock::now() : Clock::time_point();
         operations_[ran_](call);
-        if (seconds) seconds[ran_] += std::chrono::duration<double>(Clock::now() - begin).count();
+        if (seconds) seconds[ran_] += std::chrono::duration<double>(Clock::now() - since).count();
     }
 }
 

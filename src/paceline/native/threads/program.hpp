@@ -45,9 +45,9 @@ class Program {
     // Operations of the last run.
     int64_t ran() const { return ran_; }
 
-    // Runs the first so many operations on so many threads; adds to `seconds`, unless null, what
-    // each took. Throws std::bad_alloc, and what operations throw.
-    void run(int64_t operations, int threads, const Call& call, double* seconds);
+    // Runs the operations from `begin` to `end` on so many threads; adds to `seconds`, unless null,
+    // what each took. Throws std::bad_alloc, and what operations throw.
+    void run(int64_t begin, int64_t end, int threads, const Call& call, double* seconds);
 
     // These throw std::invalid_argument if the rows are quantized.
     Rows<float> rows(View view) { return {at(view), buffers_[view.buffer].width}; }

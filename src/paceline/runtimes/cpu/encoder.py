@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -36,6 +38,7 @@ class MemoryWriter:
         heads, blocks = (config.kv_heads, config.head_dim), -(-shape.rows // BLOCK)
         self.pool = BlockPool(config.layers, *heads, _MEMORIES * blocks, keep=0, dtype=dtype)
         self._shape, self._matrices = shape, matrices
+        self._writing: PagedCache | None = None  # of whose sound the buffers are
         # Keys and values of the encoder's own layers, of which each forgets those of the last.
         own = BlockPool(1, *heads, blocks, keep=0, dtype=dtype)
         self._program = Program(packed, CHeads(config.heads, config.kv_heads), shape.rows)
@@ -47,8 +50,11 @@ class MemoryWriter:
         assert encoder is not None
         encoder(ops, config, shape, ops.given(frames, FRAMES))
 
-    def write(self, frames: LogitArray, threads: int) -> PagedCache:
-        """Return the memory of frames that `check_frames` has seen; OutOfMemory without room."""
+    def write(self, frames: LogitArray, threads: int) -> Iterator[PagedCache | None]:
+        """Write the memory of frames that `check_frames` has seen; see `Listens.encoding`.
+
+        OutOfMemory: there is no room.
+        """
         count, rows = len(frames), len(frames) // 2
         memory = PagedCache(self.pool)
         try:
@@ -77,12 +83,20 @@ class MemoryWriter:
         for table in self._ops.placed_by:
             numbers = self._matrices.table_rows(table, at)
             inputs[table] = np.ascontiguousarray(numbers, np.float32).reshape(-1).view(np.int32)
+        done = 0
         try:
-            self._program.run({FRAMES: count, "rows": rows}, inputs, threads)
-        except OutOfMemory:
+            while done < len(self._program.names):
+                if self._writing is not memory:  # what lies there is of another sound
+                    self._writing, done = memory, 0
+                    counts = {FRAMES: count, "rows": rows}
+                    self._program.run(counts, inputs, threads, operations=0)
+                self._program.go_on(done, threads)
+                done += 1
+                yield None
+        except BaseException:  # of who needs it no more as well
             memory.release()
             raise
-        return memory
+        yield memory
 
 
 def _rows(positions: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], count: int) -> list[int]:

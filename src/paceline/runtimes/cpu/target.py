@@ -6,7 +6,7 @@ batch, the draft, the threads or the processor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -300,6 +300,9 @@ class CpuTarget(Runtime):
         return PagedCache(self._pool, memory=memory.fork())
 
     def encode(self, frames: LogitArray) -> PagedCache:
+        return next(each for each in self.encoding(frames) if each is not None)
+
+    def encoding(self, frames: LogitArray) -> Iterator[PagedCache | None]:
         check_frames(self.config, frames)
         assert self._writer is not None
         return self._writer.write(frames, self.threads)

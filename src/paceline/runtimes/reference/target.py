@@ -5,7 +5,7 @@ Slow, and without the native kernels, whose logits these are to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -110,6 +110,9 @@ class ReferenceTarget(Runtime):
     @property
     def mels(self) -> int:
         return 0 if self.config.encoder is None else self.config.encoder.mels
+
+    def encoding(self, frames: LogitArray) -> Iterator[ReferenceCache]:
+        yield self.encode(frames)
 
     def open_to(self, memory: ReferenceCache) -> ReferenceCache:
         cache = self._empty(self.config.layers)

@@ -1,0 +1,164 @@
+"""Sounds are encoded in pieces: to the same bits, beside others, and freed whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.helpers.tiny_whisper import sound
+from tests.listening.test_windows import engine
+
+from paceline.core.target import Rows
+from paceline.core.types import SamplingParams
+from paceline.engine import hearing
+from paceline.engine.engine import Engine, Event
+from paceline.engine.hearing import Speech
+from paceline.errors import InvalidOption, OutOfMemory, PromptError, RequestFailed
+from paceline.runtimes.cpu import encoder
+
+LONG = SamplingParams(temperature=1.0, seed=4, max_new_tokens=30, ignore_eos=True)
+
+
+def pool(of: Engine) -> Any:
+    target: Any = of.decoder.target
+    return target._writer.pool
+
+
+def numbers(target: Any, memory: Any) -> bytes:
+    cache = target.open_to(memory)
+    [found] = target.forward([Rows.draft(cache, [5, 40, 13])])
+    target.release(cache)
+    logits: np.ndarray = found.logits
+    return logits.tobytes()
+
+
+def finish(of: Engine, count: int) -> dict[int, Event]:
+    done: dict[int, Event] = {}
+    while len(done) < count:
+        done |= {e.request: e for e in of.step() if e.completion or e.error}
+    return done
+
+
+def test_pieces_make_the_memory_of_the_whole() -> None:
+    target: Any = engine(rows=75).decoder.target
+    frames, other = sound(1), sound(2)
+    whole = target.encode(frames)
+    pieces = list(target.encoding(frames))
+    assert len(pieces) > 10
+    assert all(each is None for each in pieces[:-1])
+    between = target.encoding(frames)
+    for number, each in enumerate(between):
+        if number == 5:
+            target.release(target.encode(other))  # in the same buffers
+        last = each
+    assert numbers(target, whole) == numbers(target, pieces[-1]) == numbers(target, last)
+    different = target.encode(other)
+    assert numbers(target, whole) != numbers(target, different)
+
+
+def test_others_go_on_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hearing, "SLOWER", 1.0)  # a piece a step
+    own = engine(rows=75)
+    first, second = Speech(sound(0)), Speech(sound(1))
+    texts = [own.generate([41, 42], LONG, speech=each).token_ids for each in (first, second)]
+    for each in (first, second):
+        own.let_go(each)
+    first, second = Speech(sound(0)), Speech(sound(1))
+    asked = [own.add([41, 42], LONG, speech=first)]
+    while not own.scheduler.running:
+        own.step()
+    asked.append(own.add([41, 42], LONG, speech=second))
+    steps = 0
+    done: dict[int, Any] = {}
+    while len(done) < 2:
+        heard = second.memory is not None
+        events = own.step()
+        steps += not heard and any(event.token_ids for event in events)
+        done |= {e.request: e.completion for e in events if e.completion}
+    assert steps > 10  # in which nobody waited for the whole of it
+    assert [done[each].token_ids for each in asked] == texts
+    for each in (first, second):
+        own.let_go(each)
+    assert pool(own).free == pool(own).blocks
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_sound_is_freed_in_the_midst(held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hearing, "PIECE_SECONDS", 0.0)
+    own, speech = engine(rows=75), Speech(sound(0))
+    request = own.add([41, 42], LONG, speech=speech)
+    for _ in range(3):
+        own.step()
+    assert speech.memory is None
+    assert pool(own).free < pool(own).blocks
+    if held:
+        own.let_go(speech)
+        own.cancel(request)
+    else:
+        own.cancel(request)
+        own.let_go(speech)
+    assert pool(own).free == pool(own).blocks
+    # Another sound is heard behind it.
+    other = Speech(sound(1))
+    assert own.generate([41, 42], LONG, speech=other).token_ids
+    own.let_go(other)
+    assert pool(own).free == pool(own).blocks
+
+
+def test_a_sound_serves_texts_until_it_is_let_go() -> None:
+    own, speech = engine(rows=75), Speech(sound(0))
+    first = own.generate([41, 42], LONG, speech=speech)
+    memory = speech.memory
+    assert memory is not None
+    assert own.generate([41, 42], LONG, speech=speech).token_ids == first.token_ids
+    assert speech.memory is memory  # encoded once
+    own.let_go(speech)
+    assert pool(own).free == pool(own).blocks
+
+
+def test_an_encoder_that_fails_ends_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch, survived: list[str]
+) -> None:
+    own, good, bad = engine(rows=75), Speech(sound(0)), Speech(sound(1))
+    target: Any = own.decoder.target
+    encoding = target.encoding
+
+    def failing(frames: np.ndarray) -> Iterator[Any]:
+        if frames is bad.frames:
+            yield None
+            raise ZeroDivisionError
+        yield from encoding(frames)
+
+    assert own._hearing is not None
+    monkeypatch.setattr(own._hearing, "_encoding", failing)
+    asked = [own.add([41, 42], LONG, speech=each) for each in (bad, good, bad)]
+    done = finish(own, 3)
+    assert done[asked[1]].completion is not None
+    assert isinstance(done[asked[0]].error, RequestFailed)
+    assert isinstance(done[asked[2]].error, RequestFailed)
+    survived.clear()
+
+
+def test_a_sound_without_room_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "_MEMORIES", 1)
+    own = engine(rows=75)
+    sounds = [Speech(sound(0)), Speech(sound(1))]
+    asked = [own.add([41, 42], LONG, speech=each) for each in sounds]
+    own.let_go(sounds[0])
+    done = finish(own, 2)
+    assert all(done[each].completion for each in asked)
+    own.let_go(sounds[1])
+    held = Speech(sound(0))
+    own.generate([41, 42], LONG, speech=held)
+    with pytest.raises(OutOfMemory, match="no room for another sound"):
+        own.generate([41, 42], LONG, speech=Speech(sound(1)))
+
+
+def test_what_the_encoder_does_not_read_is_refused() -> None:
+    own = engine(rows=75)
+    with pytest.raises(InvalidOption, match="up to 150"):
+        own.generate([41, 42], LONG, speech=Speech(sound(1, 152)))
+    with pytest.raises(PromptError, match="writes down sound"):
+        own.generate([41, 42])
