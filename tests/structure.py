@@ -57,9 +57,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 72_080,
+    "lines": 72_712,
     "lines of methods": 11_510,
-    "modules": 440,
+    "modules": 443,
     "docstrings": 0.14,
     "loose": 6,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import wave
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -12,13 +13,13 @@ from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 
 
-def read_sound(path: Path) -> LogitArray:
+def read_sound(path: Path | BinaryIO) -> LogitArray:
     """Return float32 samples at `RATE`, the mean of all channels.
 
     Raises InvalidOption if the file cannot be read, or is not of 16 kHz.
     """
     try:
-        with wave.open(str(path), "rb") as file:
+        with wave.open(str(path) if isinstance(path, Path) else path, "rb") as file:
             width, rate, channels = file.getsampwidth(), file.getframerate(), file.getnchannels()
             raw = file.readframes(file.getnframes())
     except (OSError, EOFError, wave.Error) as error:

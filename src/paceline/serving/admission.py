@@ -14,13 +14,17 @@ class Closed(PacelineError):
 
 
 class Gate:
-    """Count accepted sequences and prompt tokens. Not thread-safe: for the event loop."""
+    """Count accepted sequences, prompt tokens and sound. For the event loop, not thread-safe."""
 
-    def __init__(self, sequences: int, tokens: int | None) -> None:
-        """Set the most sequences, and prompt tokens, accepted at a time; None sets no limit."""
-        self.most, self._most_tokens = sequences, tokens
+    def __init__(self, sequences: int, tokens: int | None, seconds: float | None = None) -> None:
+        """Set the most sequences, prompt tokens and seconds of sound accepted at a time.
+
+        None sets no limit.
+        """
+        self.most, self._most_tokens, self._most_seconds = sequences, tokens, seconds
         self.sequences = 0
         self.tokens = 0
+        self.seconds = 0.0
         self.refused = 0
         self.closed: str | None = "the model is loading"
 
@@ -32,7 +36,7 @@ class Gate:
         ticket.hold(1, 0)
         return ticket
 
-    def take(self, sequences: int, tokens: int) -> None:
+    def take(self, sequences: int, tokens: int, seconds: float = 0.0) -> None:
         """Count more work, or raise Busy and count nothing."""
         more = self.sequences + sequences
         if sequences > 0 and more > self.most:
@@ -49,7 +53,14 @@ class Gate:
                 f"the server holds {self.tokens} of {most} prompt tokens and this request has "
                 f"{tokens}: try again later"
             )
-        self.sequences, self.tokens = more, more_tokens
+        longest, lasts = self._most_seconds, self.seconds + seconds
+        if seconds > 0 and longest is not None and self.seconds and lasts > longest:
+            self.refused += 1
+            raise Busy(
+                f"the server holds {self.seconds:.0f} of {longest:g} seconds of sound and this "
+                f"request has {seconds:.0f}: try again later"
+            )
+        self.sequences, self.tokens, self.seconds = more, more_tokens, lasts
 
 
 class Ticket:
@@ -59,9 +70,10 @@ class Ticket:
         self._gate = gate
         self._sequences = 0
         self._tokens = 0
+        self._seconds = 0.0
 
-    def hold(self, sequences: int, tokens: int) -> None:
-        """Hold so much from now on, instead of what was held.
+    def hold(self, sequences: int, tokens: int, seconds: float | None = None) -> None:
+        """Hold so much from now on, instead of what was held; None holds as much sound as before.
 
         Raises:
             Busy: it does not fit now.
@@ -72,8 +84,10 @@ class Ticket:
                 f"n: the request asks for more answers than this server takes at a time: ask for "
                 f"{self._gate.most} or fewer"
             )
-        self._gate.take(sequences - self._sequences, tokens - self._tokens)
-        self._sequences, self._tokens = sequences, tokens
+        seconds = self._seconds if seconds is None else seconds
+        more = sequences - self._sequences, tokens - self._tokens, seconds - self._seconds
+        self._gate.take(*more)
+        self._sequences, self._tokens, self._seconds = sequences, tokens, seconds
 
     def leave(self) -> None:
-        self.hold(0, 0)
+        self.hold(0, 0, 0.0)

@@ -22,12 +22,15 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from paceline.audio.mel import RATE
 from paceline.errors import PacelineError
 from paceline.serving import anthropic, http, ollama, openapi
 from paceline.serving.admission import Gate, Ticket
 from paceline.serving.anthropic import CountRequest, plan_messages
+from paceline.serving.audio import TranslationRequest
 from paceline.serving.dialects import refusal
-from paceline.serving.files import UPLOAD, Batches, BatchRequest, Files
+from paceline.serving.files import Batches, BatchRequest, Files
+from paceline.serving.forms import UPLOAD, decode_form
 from paceline.serving.hosting import Hosted, Hosting
 from paceline.serving.http import Gone, json_response
 from paceline.serving.kept import KeptAnswers, listed
@@ -61,7 +64,8 @@ class Service:
         room = math.inf if settings.memory is None else settings.memory * GIB
         self.hosting = Hosting(models, room, self._start)
         self.kept = KeptAnswers(settings.keep_responses)
-        self.gate = Gate(settings.max_batch + settings.max_waiting, settings.max_prompt_tokens)
+        limits = settings.max_prompt_tokens, settings.max_sound
+        self.gate = Gate(settings.max_batch + settings.max_waiting, *limits)
         self.metrics = Metrics(self.gate, self._loads, settings.vllm_metrics)
         self._left = asyncio.Event()
         self.files = Files(settings.files)
@@ -83,6 +87,7 @@ class Service:
     def _start(self, hosted: Hosted, model: ServedModel) -> None:
         soon = asyncio.get_running_loop().call_soon_threadsafe
         hosted.model, model.kept = model, self.kept
+        model.longest_sound = self.settings.max_sound
         hosted.worker = worker = self.worker_type(
             ServingCore(model.engine),
             lambda deliveries: soon(self._deliver, hosted, deliveries),
@@ -173,8 +178,7 @@ class Exchange:
             Gone: the client has closed the connection.
         """
         service, settings, (kind, plan, answer) = self.service, self.service.settings, way
-        data = await http.read_body(self.request, settings.max_body, settings.body_timeout)
-        body, ignored = await asyncio.to_thread(decode, kind, data, settings.strict)
+        body, ignored = await self._body(kind)
         hosted = service.hosting.find(body.model)
         # A model that is not loaded may take a while.
         taking = service.hosting.take(hosted)
@@ -183,6 +187,12 @@ class Exchange:
         self.hosted, self.worker = hosted, hosted.worker
         assert self.worker is not None  # it is held
         self.ticket.hold(getattr(body, "n", None) or 1, 0)  # the rest is known after tokenising
+        sounds = issubclass(kind, TranslationRequest)
+        if sounds != (model.listener is not None):
+            said = "writes down sound: ask /v1/audio/transcriptions, or name a model of texts"
+            if sounds:
+                said = "hears no sound: name a Whisper, which `paceline serve --model` loads"
+            raise BadRequest(f"model: {model.name} {said}", "model")
         if template := getattr(body, "chat_template", None):
             model = await asyncio.to_thread(guarded, model.under, template)
         # Many may wait for a thread: those whose client leaves meanwhile give their place back.
@@ -193,7 +203,8 @@ class Exchange:
         places = len(planned.prompts) * planned.n
         if planned.waves:
             places = min(places, settings.max_batch)
-        self.ticket.hold(places, sum(len(each.tokens) for each in planned.prompts))
+        self.ticket.hold(places, sum(len(each.tokens) for each in planned.prompts), planned.seconds)
+        hosted.counts.counts["sound_seconds"] += math.ceil(planned.seconds)
         self.answer = made = answer(model, planned, body, uuid.uuid4().hex, self.outbox.accepted)
         self.outbox.jobs = planned.jobs(self.outbox)
         jobs = list(self.outbox.jobs)
@@ -205,7 +216,19 @@ class Exchange:
                 self._stream(self.answer), headers, self.close, settings.read_timeout
             )
         await http.unless_gone(self.request.receive, self._collect(self.answer))
-        return await asyncio.to_thread(lambda: json_response(made.whole(), headers=headers))
+        return await asyncio.to_thread(made.response, headers)
+
+    async def _body(self, kind: type[Any]) -> tuple[Any, list[str]]:
+        settings, form = self.service.settings, issubclass(kind, TranslationRequest)
+        most = max(UPLOAD, settings.max_body) if form else settings.max_body
+        if form:  # as if it were plain numbers, until it is known how long it lasts
+            length = self.request.headers.get("content-length", "")
+            self.ticket.hold(1, 0, (int(length) if length.isdigit() else most) / (2 * RATE))
+        data = await http.read_body(self.request, most, settings.body_timeout)
+        if not form:
+            return await asyncio.to_thread(decode, kind, data, settings.strict)
+        sent = self.request.headers.get("content-type", "")
+        return await asyncio.to_thread(decode_form, kind, data, sent, settings.strict)
 
     def close(self) -> None:
         """Give back what the request holds; jobs that have not ended are cancelled."""
@@ -213,6 +236,8 @@ class Exchange:
         answered = answer is not None and answer.done
         if not answered and self.worker is not None:
             self.worker.cancel(self.outbox.jobs)
+        if answer is not None:
+            answer.let_go()
         counts = None
         if self.hosted is not None:
             counts = self.hosted.counts
@@ -238,8 +263,17 @@ class Exchange:
                     raise event.error
                 answer.feed(place, event)
                 self.service.spare(self.worker, answer, place, self.outbox)
-                if event.completion is not None and self._later:
-                    self.worker.submit([self._later.pop(0)])
+                if event.completion is not None:
+                    await self._go_on(answer)
+
+    async def _go_on(self, answer: Answer) -> None:
+        # What waits, or is only known now that a job has ended.
+        assert self.worker is not None
+        if self._later:
+            self.worker.submit([self._later.pop(0)])
+        elif answer.goes_on and (request := await asyncio.to_thread(answer.then)) is not None:
+            self.outbox.jobs = [Job(request, self.outbox)]
+            self.worker.submit(self.outbox.jobs)
 
     async def _stream(self, answer: Answer) -> AsyncGenerator[bytes, None]:
         assert self.worker is not None
@@ -255,9 +289,7 @@ class Exchange:
             run: Callable[..., Awaitable[Any]] = asyncio.to_thread if large else _here
             for place, event in events:
                 if event.error is not None:
-                    status, failed = http.described(event.error)
-                    failed["error"]["code"] = failed["error"]["code"] or str(status)
-                    yield encode([*chunks, *answer.failing(failed)]) + answer.end
+                    yield encode([*chunks, *self._failing(answer, event.error)]) + answer.end
                     return
                 chunks += await run(answer.chunks, place, event)
                 self.service.spare(self.worker, answer, place, self.outbox)
@@ -267,7 +299,18 @@ class Exchange:
             if chunks or late:
                 sent = perf_counter()
                 yield await run(encode, chunks) or http.PING
+            try:
+                if any(event.completion for _, event in events):
+                    await self._go_on(answer)
+            except PacelineError as error:
+                yield encode(self._failing(answer, error)) + answer.end
+                return
         yield await asyncio.to_thread(lambda: encode(answer.closing())) + answer.end
+
+    def _failing(self, answer: Answer, error: PacelineError) -> list[Any]:
+        status, failed = http.described(error)
+        failed["error"]["code"] = failed["error"]["code"] or str(status)
+        return answer.failing(failed)
 
 
 async def _here(work: Callable[..., Any], *args: Any) -> Any:
@@ -517,6 +560,7 @@ def _entry(hosted: Hosted, name: str) -> dict[str, Any]:
         "owned_by": "paceline",
         "root": hosted.path,
         "max_model_len": None if hosted.model is None else hosted.model.context,
+        "input_modalities": None if hosted.model is None else [hosted.model.reads],
         "status": {"value": hosted.state} | ({"error": hosted.fault} if hosted.fault else {}),
     }
 

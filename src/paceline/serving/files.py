@@ -6,10 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-import re
 import uuid
-from email.parser import BytesParser
-from email.policy import HTTP
 from io import FileIO
 from itertools import islice
 from pathlib import Path
@@ -22,15 +19,14 @@ from paceline.core.cache import Locked, write_atomically
 from paceline.errors import EngineFailed, PacelineError
 from paceline.serving.admission import Closed
 from paceline.serving.batch import Line, asked, open_output, read_lines, recorded, refused
+from paceline.serving.forms import form_parts
 from paceline.serving.protocol import BadRequest
 from paceline.serving.worker import Outbox
 
 Json = dict[str, Any]
 _log = logging.getLogger("paceline.serving")
-UPLOAD = 100 * 1024 * 1024  # most bytes of a file
 _FOLDER = 1024 * 1024 * 1024  # and of all
 _LINES = 50_000  # most of a batch
-_GAP, _HEAD = re.compile(rb"\r?\n\r?\n"), 16_384  # behind heads in forms, and their most bytes
 _DAY = 24 * 3600
 _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 _ENDED = ("completed", "failed", "cancelled")
@@ -97,23 +93,13 @@ class Files:
 
     def upload(self, body: bytes, kind: str) -> Json:
         """Keep the file of a form, of which nothing is copied; BadRequest names what is wrong."""
-        read = BytesParser(policy=HTTP).parsebytes
-        boundary = read(b"content-type: " + kind.encode() + b"\r\n\r\n").get_boundary("")
-        mark, parts = b"--" + boundary.encode(), {}
-        begin = body.find(mark)
-        while begin >= 0 and (top := _GAP.search(body, begin, begin + _HEAD)):
-            if (end := body.find(b"\n" + mark, top.end() - 1)) < 0:
-                break
-            part: Any = read(body[begin + len(mark) : top.end()].lstrip())
-            given = memoryview(body)[top.end() : end - (body[end - 1 : end] == b"\r")]
-            parts[part.get_param("name", header="content-disposition")] = part, given
-            begin = end + 1
+        parts = {name: (file, value) for name, file, value in form_parts(body, kind)}
         if "file" not in parts:
             raise BadRequest("file: it is missing: send a form with purpose and file", "file")
         if "purpose" not in parts or bytes(parts["purpose"][1][:100]).strip() != b"batch":
             raise BadRequest("purpose: it must be batch: nothing else is done here", "purpose")
-        file, data = parts["file"]
-        return self.add(data, file.get_filename() or "file", "batch")
+        name, data = parts["file"]
+        return self.add(data, name or "file", "batch")
 
 
 class Batches:

@@ -37,6 +37,7 @@ _GAUGES: dict[str, tuple[Callable[[Load], float], str]] = {
 _COUNTERS = (
     "prompt_tokens",
     "generation_tokens",
+    "sound_seconds",
     "prefix_cache_queries",
     "prefix_cache_hits",
     "spec_decode_num_drafts",

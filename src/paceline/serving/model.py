@@ -15,6 +15,7 @@ from paceline.core.types import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.memory import capacity
 from paceline.errors import PacelineError, PromptError
+from paceline.listening.windows import Listener
 from paceline.models.config import Pooling
 from paceline.models.generation import completed
 from paceline.models.text import Tokenizer
@@ -54,6 +55,12 @@ class ServedModel:
         self.style = find_style(self.tokenizer.template_for(tools=True))
         self.compact_json = False
         self.allow_chat_template = False
+        self.listener = Listener(engine) if engine.hears else None
+        self.longest_sound: float | None = None
+
+    @property
+    def reads(self) -> str:
+        return "text" if self.listener is None else "audio"
 
     @property
     def name(self) -> str:

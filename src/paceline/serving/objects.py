@@ -10,13 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from time import time
 from typing import Any, ClassVar
 
+from starlette.responses import Response
+
 from paceline.core.types import TokenLogprob
 from paceline.engine.client_drafts import PREDICTION
 from paceline.engine.engine import Completion, Event, Prepared, PromptProgress
 from paceline.models.text import Offsets
 from paceline.serving.answers.channels import ChannelParser
 from paceline.serving.answers.parser import AnswerParser, Delta
-from paceline.serving.http import sse
+from paceline.serving.http import json_response, sse
 from paceline.serving.model import ServedModel, TokenTexts
 from paceline.serving.plan import Plan
 from paceline.serving.protocol import Body
@@ -131,6 +133,7 @@ class Answer:
     parted: ClassVar[bool] = False  # into reasoning, content and calls
     end: ClassVar[bytes] = b"data: [DONE]\n\n"
     media: ClassVar[str] = "text/event-stream"
+    goes_on: ClassVar[bool] = False  # by `then`, with what is only known after a completion
 
     def __init__(
         self,
@@ -213,6 +216,17 @@ class Answer:
         end = {"usage": self.usage(), "metrics": self.metrics()}
         name = self.object.removesuffix(".chunk")
         return self._head | {"object": name, "choices": choices, **end}
+
+    def response(self, headers: Mapping[str, str]) -> Response:
+        """Return the whole answer as a client gets it."""
+        return json_response(self.whole(), headers=headers)
+
+    def then(self) -> Prepared | None:
+        """Return what to decode after a completion, on any thread; None if that was the last."""
+        raise NotImplementedError
+
+    def let_go(self) -> None:
+        """Free what the engine holds for what would come then."""
 
     def usage(self) -> Json:
         """Return token counts so far. Those that are resumed count, as part of the answer."""

@@ -21,6 +21,8 @@ _BODIES = {
     "/v1/responses": "Answer, or go on from an answer before.",
     "/v1/messages": "Answer a conversation, as Anthropic's API has it.",
     "/v1/messages/count_tokens": "Count the tokens of a conversation.",
+    "/v1/audio/transcriptions": "Write down speech.",
+    "/v1/audio/translations": "Write down speech, in English.",
     "/v1/embeddings": "Give the states of texts.",
     "/infill": "Fill in between two texts, as llama.cpp's server does.",
     "/v1/batches": "Answer the requests of a file.",
@@ -72,6 +74,7 @@ _ERRORS = {
     "405": "The method is not served here.",
     "408": "The body arrived too slowly, or the answer was read too slowly.",
     "413": "The body is too large.",
+    "415": "The body is of a kind that is not read.",
     "429": "The server has accepted as much as it may: see Retry-After.",
     "409": "It has ended.",
     "500": "The server failed.",
@@ -107,7 +110,8 @@ def document() -> dict[str, Any]:
     for path, summary in _BODIES.items():
         media = "application/x-ndjson" if path[:5] == "/api/" else "text/event-stream"
         streams = {media: {"schema": {"type": "string"}}} if path.startswith(_STREAMS) else {}
-        body = {"required": True, "content": {"application/json": {"schema": bodies[path]}}}
+        sent = "multipart/form-data" if path.startswith("/v1/audio/") else "application/json"
+        body = {"required": True, "content": {sent: {"schema": bodies[path]}}}
         paths[path] = {"post": _operation(summary, streams, _ERRORS) | {"requestBody": body}}
     for path, summary in _GETS.items():
         kept = {status: text for status, text in _ERRORS.items() if status in _QUIET}
@@ -139,7 +143,15 @@ def document() -> dict[str, Any]:
     }
 
 
-_STREAMS = ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages", "/infill", "/api/")
+_STREAMS = (
+    "/v1/chat",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/audio",
+    "/infill",
+    "/api/",
+)
 _QUIET = ("401", "405", "503")
 
 

@@ -70,6 +70,8 @@ class Plan:
     """Schemas of the arguments of what the model may call, by its name."""
     notes: Notes = field(default_factory=Notes)
     """What was left out of the request."""
+    seconds: float = 0.0
+    """Of sound that is to be written down."""
 
     @property
     def params(self) -> SamplingParams:

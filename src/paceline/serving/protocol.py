@@ -358,16 +358,15 @@ def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[st
         raise BadRequest(f"the body is no valid JSON ({reason}): mend it") from error
     if not isinstance(fields, dict):
         raise BadRequest("the body must be a JSON object")
-    body, ignored = checked(kind, fields)
-    if strict and ignored:
-        raise BadRequest(f"{ignored[0]}: the server cannot heed it: leave it out", ignored[0])
-    return body, ignored
+    return checked(kind, fields, strict)
 
 
-def checked(kind: type[T], fields: Json) -> tuple[T, list[str]]:
+def checked(
+    kind: type[T], fields: Json, strict: bool = False, texts: bool = False
+) -> tuple[T, list[str]]:
     """Return the body that fields make, which may change, and places of what is ignored of them.
 
-    Raises BadRequest as `decode`.
+    Numbers may be written as `texts`, as they are in forms. Raises BadRequest as `decode`.
     """
     with _BUILDING:
         _build(kind)
@@ -376,7 +375,7 @@ def checked(kind: type[T], fields: Json) -> tuple[T, list[str]]:
         _rename(fields)
     _refuse(kind, fields)
     try:
-        body = msgspec.convert(fields, kind)
+        body = msgspec.convert(fields, kind, strict=not texts)
     except RecursionError as error:
         raise BadRequest("the JSON is nested too deeply: flatten it") from error
     except msgspec.ValidationError as error:
@@ -401,6 +400,8 @@ def checked(kind: type[T], fields: Json) -> tuple[T, list[str]]:
     stop = getattr(body, "stop", None)
     if isinstance(stop, list):
         ignored += [f"stop[{i}]" for i, text in enumerate(stop) if not text]
+    if strict and ignored:
+        raise BadRequest(f"{ignored[0]}: the server cannot heed it: leave it out", ignored[0])
     return body, ignored
 
 
@@ -445,11 +446,12 @@ def _rename(fields: Json) -> None:
 
 def _refuse(kind: type[Struct], fields: Json) -> None:
     # Refuses what would change the answer, and takes out what asks for nothing.
+    refused = _REFUSED | getattr(kind, "refused", {})
     for name in [name for name in fields if name not in _objects(kind)]:
         value = fields[name]
-        if name in _REFUSED and value not in _NOTHING:
-            raise BadRequest(f"{name}: {_REFUSED[name]}", name)
-        if name in _REFUSED or (name in _NEUTRAL and value == _NEUTRAL[name]):
+        if name in refused and value not in _NOTHING:
+            raise BadRequest(f"{name}: {refused[name]}", name)
+        if name in refused or (name in _NEUTRAL and value == _NEUTRAL[name]):
             del fields[name]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paceline.serving import anthropic, fill, ollama, plan, protocol
+from paceline.serving import anthropic, audio, fill, ollama, plan, protocol
 from paceline.serving.embeddings import EmbeddingAnswer, EmbeddingsRequest, plan_states
 from paceline.serving.model import ServedModel
 from paceline.serving.objects import Answer, ChatAnswer, TextAnswer
@@ -21,6 +21,16 @@ BATCHED: dict[str, Way] = {
 ROUTES: dict[str, Way] = BATCHED | {
     "/infill": (fill.InfillRequest, fill.plan_infill, fill.InfillAnswer),
     "/v1/messages": (anthropic.MessagesRequest, anthropic.plan_messages, anthropic.MessageAnswer),
+    "/v1/audio/transcriptions": (
+        audio.TranscriptionRequest,
+        audio.plan_transcript,
+        audio.TranscriptAnswer,
+    ),
+    "/v1/audio/translations": (
+        audio.TranslationRequest,
+        audio.plan_transcript,
+        audio.TranscriptAnswer,
+    ),
     "/v1/embeddings": (EmbeddingsRequest, plan_states, EmbeddingAnswer),
     "/api/chat": (ollama.OllamaChat, ollama.plan_ollama_chat, ollama.OllamaAnswer),
     "/api/generate": (ollama.OllamaGenerate, ollama.plan_generate, ollama.GenerateAnswer),

@@ -44,6 +44,9 @@ class Settings:
     max_prompt_tokens: Annotated[
         int | None, "Most prompt tokens of all accepted requests together."
     ] = None
+    max_sound: Annotated[
+        float | None, "Most seconds of sound of all accepted requests together, and of each.", _SOME
+    ] = 7200.0
     max_body: Annotated[int, "Most bytes of a request's body.", at_least(1)] = 8 * 1024 * 1024
     body_timeout: Annotated[
         float, "Seconds in which headers, and then a body, must arrive.", _SOME
