@@ -29,16 +29,12 @@ class LastBigram(Drafter):
         """One chain per sequence, as long as its budget allows."""
         return [self._walk(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
         """Learn from the tokens that the step committed."""
-        for each, verdict in zip(sequences, verdicts, strict=True):
-            self._successors[each.id].update(pairwise(each.tokens[-(len(verdict.path) + 2) :]))
+        new = sequence.tokens[-(len(verdict.path) + 2) :]
+        self._successors[sequence.id].update(pairwise(new))
 
     def close(self, sequence: Generation) -> None:
         """Forget the sequence."""

@@ -128,7 +128,8 @@ def test_sequences_do_not_mix(name: str, folder: Path) -> None:
     drafts = batch.propose(together, budgets)
     for sequence, run in zip(together, runs, strict=True):
         sequence.tokens += run
-    batch.observe(together, drafts, [Verdict((), 0)] * 3, [])
+    nothing = Output(np.zeros((1, 3), np.float32))
+    batch.observe(together, drafts, [Verdict((), 0)] * 3, [nothing] * 3)
     # Leave one, change the order: what is proposed follows the sequence, not its place.
     batch.close(together[1])
     remaining = [together[2], together[0]]

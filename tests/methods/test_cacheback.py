@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from paceline.core import tree as trees
+from paceline.core.target import NO_STATE, Output
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
 from paceline.methods import cacheback
 from paceline.methods.cacheback import Cacheback
 from paceline.sampling.generation import Generation
+
+UNREAD = Output(NO_STATE)
 
 
 def start(tokens: list[int], id: int = 0) -> Generation:
@@ -51,7 +54,7 @@ def test_the_latest_use_is_the_best_guide() -> None:
     for token in (3, 3, 3):
         drafter.propose([sequence], [Budget(0, 0)])
         sequence.tokens.append(token)
-        drafter.observe([sequence], [trees.EMPTY], [Verdict((), token)], [])
+        drafter.observe([sequence], [trees.EMPTY], [Verdict((), token)], [UNREAD])
     assert propose(drafter, [1, 2], 1).tokens.tolist() == [3]
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core import tree as trees
+from paceline.core.target import NO_STATE, Output
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
 from paceline.errors import InvalidOption
 from paceline.methods.suffix_tree import DEPTH, Mode, SuffixTree, SuffixTrees
@@ -20,6 +21,7 @@ TEXT = st.lists(st.integers(0, 2), max_size=24)
 TEXTS = st.lists(TEXT, min_size=1, max_size=4)
 DEPTHS = st.sampled_from([1, 2, 3, 5, DEPTH])
 FEWER = settings(max_examples=80)
+UNREAD = Output(NO_STATE)
 
 
 def counts(texts: list[Text], depth: int) -> Counter[tuple[int, ...]]:
@@ -162,7 +164,7 @@ def run(drafter: SuffixTrees, number: int, prompt: Text, output: Text) -> None:
     drafter.open(sequence)
     for token in output:
         sequence.tokens.append(token)
-        drafter.observe([sequence], [trees.EMPTY], [Verdict((), token)], [])
+        drafter.observe([sequence], [trees.EMPTY], [Verdict((), token)], [UNREAD])
     drafter.close(sequence)
 
 

@@ -133,8 +133,15 @@ class Drafter(Described, ABC):
         """Learn from a committed step; `sequences` hold the new tokens.
 
         `drafts` are as verified, and may be smaller than proposed. `outputs` has their rows first,
-        then those of nodes that the verifier added.
+        then those of nodes that the verifier added. The default calls `learn` for each sequence.
         """
+        for each in zip(sequences, drafts, verdicts, outputs, strict=True):
+            self.learn(*each)
+
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
+    ) -> None:
+        """Learn from what a step committed of one sequence."""
 
     def close(self, sequence: Generation) -> None: ...
 

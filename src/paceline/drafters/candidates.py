@@ -60,16 +60,11 @@ class CandidateDrafter(Drafter, Generic[AnyModel]):
             drafts.append(guess.tree(self.name))
         return drafts
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        for sequence in sequences:
-            if not self._left_out(sequence):
-                self._settle(sequence)
+        if not self._left_out(sequence):
+            self._settle(sequence)
 
     def close(self, sequence: Generation) -> None:
         self._guesses.pop(sequence.id, None)

@@ -5,7 +5,6 @@ The paper's second, frozen n-gram table is left out: this cache outlives its seq
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -47,16 +46,11 @@ class Cacheback(CandidateDrafter[FollowerModel]):
     def open(self, sequence: Generation) -> None:
         self._model.read(sequence.tokens, 0)
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        for sequence in sequences:
-            begin, _ = self._settle(sequence)
-            self._model.read(sequence.tokens, begin)
+        begin, _ = self._settle(sequence)
+        self._model.read(sequence.tokens, begin)
 
     def _guess(self, sequence: Generation, budget: Budget) -> CandidateTree:
         model = self._model

@@ -97,22 +97,17 @@ class Forced(Drafter):
         rates = self._rates.table
         return [self._propose(s, b, rates) for s, b in zip(sequences, budgets, strict=True)]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        for sequence in sequences:
-            for expected in self._expectations.pop(sequence.id):
-                if expected.position >= len(sequence.tokens):
-                    break
-                hit = sequence.tokens[expected.position] == expected.token
-                self._rates.add((expected.kind,), hit)
-                if not hit:
-                    break
-            self._read(sequence)
+        for expected in self._expectations.pop(sequence.id):
+            if expected.position >= len(sequence.tokens):
+                break
+            hit = sequence.tokens[expected.position] == expected.token
+            self._rates.add((expected.kind,), hit)
+            if not hit:
+                break
+        self._read(sequence)
 
     def close(self, sequence: Generation) -> None:
         self._standings.pop(sequence.id, None)

@@ -60,34 +60,27 @@ class Jacobi(Drafter):
     ) -> list[TokenTree]:
         return [self._window(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        for sequence, draft, verdict, output in zip(
-            sequences, drafts, verdicts, outputs, strict=True
-        ):
-            end = len(sequence.tokens)
-            # A stop rule may have cut the run, but then the sequence is not drafted for again.
-            begin = end - len(verdict.path) - 1
-            known = self._rows[sequence.id]
-            line = _line(draft, verdict)
-            guesses = draft.tokens[line].tolist()
-            rows = [0, *(node + 1 for node in line)]
-            for position in range(begin, end):
+        end = len(sequence.tokens)
+        # A stop rule may have cut the run, but then the sequence is not drafted for again.
+        begin = end - len(verdict.path) - 1
+        known = self._rows[sequence.id]
+        line = _line(draft, verdict)
+        guesses = draft.tokens[line].tolist()
+        rows = [0, *(node + 1 for node in line)]
+        for position in range(begin, end):
+            known.pop(position, None)
+        for position in range(end, begin + len(guesses) + 1):
+            # The sampler knows the committed tokens, so what it lacks are guesses after them.
+            path = guesses[end - begin : position - begin]
+            row = output.logits[rows[position - begin]]
+            try:
+                known[position] = sequence.sampler.proposal(row, path)
+            except BadLogits:
+                # A guess that could not stand may leave nothing possible after it.
                 known.pop(position, None)
-            for position in range(end, begin + len(guesses) + 1):
-                # The sampler knows the committed tokens, so what it lacks are guesses after them.
-                path = guesses[end - begin : position - begin]
-                row = output.logits[rows[position - begin]]
-                try:
-                    known[position] = sequence.sampler.proposal(row, path)
-                except BadLogits:
-                    # A guess that could not stand may leave nothing possible after it.
-                    known.pop(position, None)
 
     def close(self, sequence: Generation) -> None:
         self._rows.pop(sequence.id, None)

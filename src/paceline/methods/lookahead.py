@@ -253,26 +253,21 @@ class Lookahead(CandidateDrafter[FollowerModel]):
         window = JacobiWindow(self._length, self._columns, list(sequence.tokens))
         self._windows[sequence.id] = (window, 0)
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        for sequence, draft, output in zip(sequences, drafts, outputs, strict=True):
-            begin, guess = self._settle(sequence)
-            assert isinstance(guess, _Comb)
-            guess.settle(sequence.tokens[begin:], self._hits)
-            window, shown = self._windows[sequence.id]
-            newest = _rows(window, shown, draft, output.logits)
-            for column, token in enumerate(newest):
-                if token is not None:
-                    oldest = window.levels[0][column] if column else sequence.tokens[begin - 1]
-                    later = [level[column] for level in window.levels[1:]]
-                    self._model.add((oldest,), (*later, token))
-            window.advance(newest, len(sequence.tokens) - begin)
-            self._model.read(sequence.tokens, begin)
+        begin, guess = self._settle(sequence)
+        assert isinstance(guess, _Comb)
+        guess.settle(sequence.tokens[begin:], self._hits)
+        window, shown = self._windows[sequence.id]
+        newest = _rows(window, shown, draft, output.logits)
+        for column, token in enumerate(newest):
+            if token is not None:
+                oldest = window.levels[0][column] if column else sequence.tokens[begin - 1]
+                later = [level[column] for level in window.levels[1:]]
+                self._model.add((oldest,), (*later, token))
+        window.advance(newest, len(sequence.tokens) - begin)
+        self._model.read(sequence.tokens, begin)
 
     def close(self, sequence: Generation) -> None:
         super().close(sequence)

@@ -146,17 +146,12 @@ class OmniDraft(StringLevel):
         self._chains.pop(sequence.id, None)
         super().close(sequence)
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        for sequence, verdict, output in zip(sequences, verdicts, outputs, strict=True):
-            chain = self._chains.pop(sequence.id, None)
-            if chain is not None:
-                self._learn(sequence, chain, verdict, output)
+        chain = self._chains.pop(sequence.id, None)
+        if chain is not None:
+            self._learn(sequence, chain, verdict, output)
 
     def _translated(self, chain: StringDraft) -> list[int]:
         # The longest n-gram, or the token alone: one of the target's with its bytes, or several.

@@ -177,16 +177,11 @@ class SuffixTrees(Drafter):
             for sequence, budget in zip(sequences, budgets, strict=True)
         ]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        for sequence in sequences:
-            self._own[sequence.id].extend(sequence.tokens[self._read[sequence.id] :])
-            self._read[sequence.id] = len(sequence.tokens)
+        self._own[sequence.id].extend(sequence.tokens[self._read[sequence.id] :])
+        self._read[sequence.id] = len(sequence.tokens)
 
     def close(self, sequence: Generation) -> None:
         if self._own.pop(sequence.id, None) is None:

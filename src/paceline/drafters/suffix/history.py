@@ -251,21 +251,16 @@ class HistoryDrafter(Drafter):
             self._due = 0
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        self._due = min(self._due + ABSORBED * len(sequences), self.history.waiting)
-        for sequence in sequences:
-            own = self._own[sequence.id]
-            if own is not None and own.guesses:
-                new = own.unread(sequence.tokens)
-                for guess in own.guesses:
-                    guess.learn(new, self._rates)
-                own.guesses = []
+        self._due = min(self._due + ABSORBED, self.history.waiting)
+        own = self._own[sequence.id]
+        if own is not None and own.guesses:
+            new = own.unread(sequence.tokens)
+            for guess in own.guesses:
+                guess.learn(new, self._rates)
+            own.guesses = []
 
     def close(self, sequence: Generation) -> None:
         if sequence.id in self._own:

@@ -112,16 +112,11 @@ class FeatureRecorder(NoDrafter):
         # Anew if the sequence was preempted.
         self._rows[sequence.id] = [features.astype(np.float16)]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        for sequence, output in zip(sequences, outputs, strict=True):
-            assert output.features is not None
-            self._rows.setdefault(sequence.id, []).append(output.features.astype(np.float16))
+        assert output.features is not None
+        self._rows.setdefault(sequence.id, []).append(output.features.astype(np.float16))
 
     def take(self, request: int) -> LogitArray:
         """Return float16 `[tokens, 4 * hidden_size]` of an ended request, and forget them.

@@ -282,16 +282,11 @@ class Datastore(Drafter):
         self._table = self._rates.table
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        for sequence in sequences:
-            begin, _ = self._known[sequence.id]
-            self._guesses.pop(sequence.id).learn(sequence.tokens[begin:], self._rates)
+        begin, _ = self._known[sequence.id]
+        self._guesses.pop(sequence.id).learn(sequence.tokens[begin:], self._rates)
 
     def close(self, sequence: Generation) -> None:
         self._guesses.pop(sequence.id, None)

@@ -9,6 +9,7 @@ threshold is half-way between the confidence of shadow tokens that were right an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
@@ -168,24 +169,17 @@ class DynamicExit(ExitDrafter):
             self._states[id(each.cache)] = np.stack(seen)
         return [Output(each.logits) for each in found]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        for sequence, verdict in zip(sequences, verdicts, strict=True):
-            states = self._states.pop(id(sequence.cache), None)
-            if states is None:
-                continue
-            # A stop rule may have cut the run, which then ends the text.
-            run = sequence.tokens[sequence.cache.length - len(verdict.path) :]
-            rows = states[:, : min(len(verdict.path) + 1, len(run))]
-            try:
-                self._look(sequence, run, rows)
-            except OutOfMemory:
-                continue
+        states = self._states.pop(id(sequence.cache), None)
+        if states is None:
+            return
+        # A stop rule may have cut the run, which then ends the text.
+        run = sequence.tokens[sequence.cache.length - len(verdict.path) :]
+        rows = states[:, : min(len(verdict.path) + 1, len(run))]
+        with suppress(OutOfMemory):
+            self._look(sequence, run, rows)
 
     def _look(self, sequence: Generation, run: Sequence[int], states: LogitArray) -> None:
         exits, count, width = states.shape

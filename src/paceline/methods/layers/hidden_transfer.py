@@ -140,19 +140,14 @@ class HiddenTransferDrafter(Drafter):
             out |= dict(zip(rest, others, strict=True))
         return [out[at] for at in range(len(rows))]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        for sequence, verdict in zip(sequences, verdicts, strict=True):
-            rows = self._rows.pop(id(sequence.cache), None)
-            self._foretold.pop(sequence.id, None)
-            if rows is not None:
-                last = verdict.path[-1] + 1 if verdict.path else 0
-                self._foretold[sequence.id] = Foretold(len(sequence.tokens), rows[:, last].copy())
+        rows = self._rows.pop(id(sequence.cache), None)
+        self._foretold.pop(sequence.id, None)
+        if rows is not None:
+            last = verdict.path[-1] + 1 if verdict.path else 0
+            self._foretold[sequence.id] = Foretold(len(sequence.tokens), rows[:, last].copy())
 
     def close(self, sequence: Generation) -> None:
         self._foretold.pop(sequence.id, None)

@@ -86,22 +86,14 @@ class PPD(Drafter):
     ) -> list[TokenTree]:
         return [self._tree(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        ranks = self._accuracies.shape[1]
-        for sequence, draft, verdict, output in zip(
-            sequences, drafts, verdicts, outputs, strict=True
-        ):
-            chain = self._prompts(draft, verdict.path[-1] if verdict.path else ROOT)
-            self._candidates.pop(sequence.id, None)
-            if chain:
-                rows = output.logits[[node + 1 for node in chain]]
-                self._candidates[sequence.id] = top_rows(rows, ranks)[0]
+        chain = self._prompts(draft, verdict.path[-1] if verdict.path else ROOT)
+        self._candidates.pop(sequence.id, None)
+        if chain:
+            rows = output.logits[[node + 1 for node in chain]]
+            self._candidates[sequence.id] = top_rows(rows, self._accuracies.shape[1])[0]
 
     def close(self, sequence: Generation) -> None:
         self._candidates.pop(sequence.id, None)

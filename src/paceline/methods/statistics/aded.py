@@ -6,7 +6,6 @@ best-first, which is optimal for known probabilities. As published: `methods/tri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from paceline.core.target import Output
@@ -41,21 +40,14 @@ class Aded(CandidateDrafter[ContextModel]):
     def open(self, sequence: Generation) -> None:
         self._model.read(sequence.tokens, 0, PROMPT_WEIGHT)
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        for sequence, draft, output in zip(sequences, drafts, outputs, strict=True):
-            if self._left_out(sequence):
-                continue
-            begin, _ = self._settle(sequence)
-            self._model.recycle(
-                sequence.tokens[max(0, begin - ORDER) : begin], draft, output.logits
-            )
-            self._model.read(sequence.tokens, begin, ADAPTATION)
+        if self._left_out(sequence):
+            return
+        begin, _ = self._settle(sequence)
+        self._model.recycle(sequence.tokens[max(0, begin - ORDER) : begin], draft, output.logits)
+        self._model.read(sequence.tokens, begin, ADAPTATION)
 
     def _guess(self, sequence: Generation, budget: Budget) -> CandidateTree:
         return self._model.grow(sequence.tokens, budget)

@@ -176,24 +176,15 @@ class Stand(CandidateDrafter[ContextModel]):
     def open(self, sequence: Generation) -> None:
         self._model.read(sequence.tokens, 0, PROMPT_WEIGHT)
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        for sequence, draft, verdict, output in zip(
-            sequences, drafts, verdicts, outputs, strict=True
-        ):
-            if self._left_out(sequence):
-                continue
-            begin, guess = self._settle(sequence)
-            if isinstance(guess, DrawnTree) and guess.is_source_of(draft):
-                guess.settle(verdict, self._accepted)
-            self._model.recycle(
-                sequence.tokens[max(0, begin - ORDER) : begin], draft, output.logits
-            )
+        if self._left_out(sequence):
+            return
+        begin, guess = self._settle(sequence)
+        if isinstance(guess, DrawnTree) and guess.is_source_of(draft):
+            guess.settle(verdict, self._accepted)
+        self._model.recycle(sequence.tokens[max(0, begin - ORDER) : begin], draft, output.logits)
 
     def _guess(self, sequence: Generation, budget: Budget) -> CandidateTree:
         model = self._model
