@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -27,7 +27,7 @@ from paceline.trees.base import LevelExpansion, Names
 from paceline.verifiers.base import TargetDistributions, Verifier, drawn_mass, walk
 from paceline.verifiers.block import chance, verify_path
 from paceline.verifiers.k_seq import scale
-from paceline.verifiers.multi_draft import Coin, MultiDraft
+from paceline.verifiers.multi_draft import MultiDraft, Siblings
 from paceline.verifiers.multipath_block import Competition
 from paceline.verifiers.recursive import Recursive, RecursiveDistinct
 
@@ -251,19 +251,13 @@ class ForgetsToNormalise(Recursive):
     name: ClassVar[str] = "forgets-to-normalise"
     lossless: ClassVar[bool] = False
 
-    def _decide(
-        self,
-        draft: TokenTree,
-        children: Sequence[int],
-        p: Distribution,
-        q: Distribution,
-        coin: Coin,
-    ) -> int | Distribution:
-        for sibling, child in enumerate(children):
-            token = int(draft.tokens[child])
-            if coin(min(1.0, p.prob(token) / drawn_mass(self, q, draft, child)), sibling):
+    def _decide(self, at: Siblings) -> int | Distribution:
+        p = at.p
+        for sibling, (child, token) in enumerate(zip(at.children, at.tokens, strict=True)):
+            mass = drawn_mass(self, at.q, at.draft, child)
+            if at.coin(min(1.0, p.prob(token) / mass), sibling):
                 return child
-            rest = np.maximum(p.probs - q.at(p.ids), 0.0)
+            rest = np.maximum(p.probs - at.q.at(p.ids), 0.0)
             p = Distribution(rest, p.ids, p.size) if rest.sum() > AGREE else p
         return p
 
@@ -284,16 +278,9 @@ class SortsSiblings(RecursiveDistinct):
     name: ClassVar[str] = "sorts-siblings"
     lossless: ClassVar[bool] = False
 
-    def _decide(
-        self,
-        draft: TokenTree,
-        children: Sequence[int],
-        p: Distribution,
-        q: Distribution,
-        coin: Coin,
-    ) -> int | Distribution:
-        ordered = sorted(children, key=lambda child: -q.prob(int(draft.tokens[child])))
-        return super()._decide(draft, ordered, p, q, coin)
+    def _decide(self, at: Siblings) -> int | Distribution:
+        ordered = sorted(at.children, key=lambda child: -at.q.prob(int(at.draft.tokens[child])))
+        return super()._decide(at._replace(children=ordered))
 
 
 class MergesRepeats(Recursive):
@@ -302,15 +289,8 @@ class MergesRepeats(Recursive):
     name: ClassVar[str] = "merges-repeats"
     lossless: ClassVar[bool] = False
 
-    def _decide(
-        self,
-        draft: TokenTree,
-        children: Sequence[int],
-        p: Distribution,
-        q: Distribution,
-        coin: Coin,
-    ) -> int | Distribution:
-        return super()._decide(draft, list(dict.fromkeys(children)), p, q, coin)
+    def _decide(self, at: Siblings) -> int | Distribution:
+        return super()._decide(at._replace(children=list(dict.fromkeys(at.children))))
 
 
 class CorrectsUnscaled(MultiDraft):
@@ -320,20 +300,12 @@ class CorrectsUnscaled(MultiDraft):
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"iid", "paths"})
 
-    def _decide(
-        self,
-        draft: TokenTree,
-        children: Sequence[int],
-        p: Distribution,
-        q: Distribution,
-        coin: Coin,
-    ) -> int | Distribution:
-        rho = scale(p, q, len(children))
-        for sibling, child in enumerate(children):
-            token = int(draft.tokens[child])
-            if coin(min(1.0, p.prob(token) / (rho * q.prob(token))), sibling):
+    def _decide(self, at: Siblings) -> int | Distribution:
+        rho = scale(at.p, at.q, len(at.children))
+        for sibling, (child, token) in enumerate(zip(at.children, at.tokens, strict=True)):
+            if at.coin(min(1.0, at.p.prob(token) / (rho * at.q.prob(token))), sibling):
                 return child
-        return residual(p, q)
+        return residual(at.p, at.q)
 
 
 class ForgetsTheArgmax(MultiDraft):
@@ -343,16 +315,10 @@ class ForgetsTheArgmax(MultiDraft):
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"top_and_one"})
 
-    def _decide(
-        self,
-        draft: TokenTree,
-        children: Sequence[int],
-        p: Distribution,
-        q: Distribution,
-        coin: Coin,
-    ) -> int | Distribution:
-        token = int(draft.tokens[children[-1]])
-        return children[-1] if coin(min(1.0, p.prob(token) / q.prob(token)), 0) else residual(p, q)
+    def _decide(self, at: Siblings) -> int | Distribution:
+        token = at.tokens[-1]
+        accepted = at.coin(min(1.0, at.p.prob(token) / at.q.prob(token)), 0)
+        return at.children[-1] if accepted else residual(at.p, at.q)
 
 
 class ClaimsTheArgmax(LevelExpansion):

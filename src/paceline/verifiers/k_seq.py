@@ -6,15 +6,14 @@ acceptance and correction add up to p; it is solved at every node for the draws 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.types import Distribution, SamplingScheme, TokenTree
+from paceline.core.types import Distribution, SamplingScheme
 from paceline.sampling.distributions import residual
 from paceline.verifiers.base import drawn_mass
-from paceline.verifiers.multi_draft import Coin, MultiDraft
+from paceline.verifiers.multi_draft import MultiDraft, Siblings
 
 # Relative error of the equation for rho, which is that of the output distribution.
 _TOLERANCE = 1e-14
@@ -35,21 +34,14 @@ class KSeq(MultiDraft):
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"iid", "paths"})
 
-    def _decide(
-        self,
-        draft: TokenTree,
-        children: Sequence[int],
-        p: Distribution,
-        q: Distribution,
-        coin: Coin,
-    ) -> int | Distribution:
-        rho = scale(p, q, len(children))
-        for sibling, child in enumerate(children):
-            mass = drawn_mass(self, q, draft, child)
-            if coin(min(1.0, p.prob(int(draft.tokens[child])) / (rho * mass)), sibling):
+    def _decide(self, at: Siblings) -> int | Distribution:
+        rho = scale(at.p, at.q, len(at.children))
+        for sibling, (child, token) in enumerate(zip(at.children, at.tokens, strict=True)):
+            mass = drawn_mass(self, at.q, at.draft, child)
+            if at.coin(min(1.0, at.p.prob(token) / (rho * mass)), sibling):
                 return child
         # A token had min(q, p / rho) in every try, rho times in all; (p - rho q)+ is left of p.
-        return residual(p, q, weight=1 / rho)
+        return residual(at.p, at.q, weight=1 / rho)
 
 
 def scale(p: Distribution, q: Distribution, k: int) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from paceline.core import tree as trees
 from paceline.core.types import ROOT, Distribution, TokenTree, Verdict
@@ -12,26 +13,43 @@ from paceline.errors import IncompatibleDraft
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.verifiers.base import TargetDistributions, Verifier, check_sampling, row
 
-# From the acceptance probability and the place among the siblings to the outcome.
-Coin = Callable[[float, int], bool]
+
+class Siblings(NamedTuple):
+    """Children of a node, in the order drawn, one entry per draw.
+
+    Attributes:
+        p: the target's distribution at their parent.
+        q: the draft's.
+        position: of their tokens.
+        root: position of the draft's root.
+    """
+
+    draft: TokenTree
+    children: Sequence[int]
+    p: Distribution
+    q: Distribution
+    position: int
+    root: int
+    randomness: Randomness
+
+    @property
+    def tokens(self) -> list[int]:
+        return [int(self.draft.tokens[child]) for child in self.children]
+
+    def coin(self, probability: float, sibling: int) -> bool:
+        """Return whether the sibling at a place is accepted, which has that probability."""
+        draw = Draw(self.position, Purpose.ACCEPT, sibling, self.root)
+        return self.randomness.bernoulli(probability, draw)
 
 
 class MultiDraft(Verifier):
     """Descend the tree, deciding at each node the accepted child or the correction."""
 
     @abstractmethod
-    def _decide(
-        self,
-        draft: TokenTree,
-        children: Sequence[int],
-        p: Distribution,
-        q: Distribution,
-        coin: Coin,
-    ) -> int | Distribution:
+    def _decide(self, at: Siblings) -> int | Distribution:
         """Return the accepted child, or the distribution of the token to emit instead.
 
-        `children` are in the order drawn, one entry per draw; `p` and `q` are the target's and the
-        draft's distribution at their parent. Raises IncompatibleDraft: not drawn from `q`.
+        Raises IncompatibleDraft: not drawn from `q`.
         """
 
     def verify(
@@ -45,23 +63,16 @@ class MultiDraft(Verifier):
         path: list[int] = []
         node = ROOT
         while children := below.get(node):
-            position = target.position + len(path)
-
-            def coin(probability: float, sibling: int, position: int = position) -> bool:
-                return randomness.bernoulli(
-                    probability, Draw(position, Purpose.ACCEPT, sibling, root)
-                )
-
-            decided = self._decide(
-                draft, children, target.distribution(node), row(self, draft, node), coin
-            )
+            position, p = target.position + len(path), target.distribution(node)
+            q = row(self, draft, node)
+            at = Siblings(draft, children, p, q, position, root, randomness)
+            decided = self._decide(at)
             if isinstance(decided, Distribution):
                 draw = Draw(position, Purpose.RESIDUAL, root=root)
                 token = decided.token(randomness.choice(decided.probs, draw))
-                same = [child for child in children if draft.tokens[child] == token]
-                if not same:
+                if token not in at.tokens:
                     return Verdict(tuple(path), token)
-                decided = same[0]
+                decided = children[at.tokens.index(token)]
             path.append(decided)
             node = decided
         distribution = target.distribution(node)

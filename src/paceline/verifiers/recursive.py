@@ -5,13 +5,12 @@ rejections left of p. What is left after the last is the distribution of the cor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from paceline.core.types import Distribution, SamplingScheme, TokenTree
+from paceline.core.types import Distribution, SamplingScheme
 from paceline.sampling.distributions import residual, without
 from paceline.verifiers.base import drawn_mass
-from paceline.verifiers.multi_draft import Coin, MultiDraft
+from paceline.verifiers.multi_draft import MultiDraft, Siblings
 
 
 class Recursive(MultiDraft):
@@ -23,21 +22,14 @@ class Recursive(MultiDraft):
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"iid", "paths"})
 
-    def _decide(
-        self,
-        draft: TokenTree,
-        children: Sequence[int],
-        p: Distribution,
-        q: Distribution,
-        coin: Coin,
-    ) -> int | Distribution:
-        left: Distribution | None = q
-        for sibling, child in enumerate(children):
+    def _decide(self, at: Siblings) -> int | Distribution:
+        p: Distribution = at.p
+        left: Distribution | None = at.q
+        for sibling, (child, token) in enumerate(zip(at.children, at.tokens, strict=True)):
             if left is None:
                 break
-            token = int(draft.tokens[child])
-            mass = drawn_mass(self, left, draft, child)
-            if coin(min(1.0, p.prob(token) / mass), sibling):
+            mass = drawn_mass(self, left, at.draft, child)
+            if at.coin(min(1.0, p.prob(token) / mass), sibling):
                 return child
             p, left = residual(p, left), self._remaining(left, token)
         return p

@@ -6,14 +6,13 @@ all others, which is optimal for such drafts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from paceline.core.types import Distribution, SamplingScheme, TokenTree
+from paceline.core.types import Distribution, SamplingScheme
 from paceline.errors import IncompatibleDraft
 from paceline.sampling.distributions import residual, without
 from paceline.verifiers.base import drawn_mass
-from paceline.verifiers.multi_draft import Coin, MultiDraft
+from paceline.verifiers.multi_draft import MultiDraft, Siblings
 
 
 class TopAndOne(MultiDraft):
@@ -25,26 +24,18 @@ class TopAndOne(MultiDraft):
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"top_and_one"})
 
-    def _decide(
-        self,
-        draft: TokenTree,
-        children: Sequence[int],
-        p: Distribution,
-        q: Distribution,
-        coin: Coin,
-    ) -> int | Distribution:
-        *argmax, drawn = children
-        rest = q
-        for child in argmax:
-            drawn_mass(self, rest, draft, child)
-            left = without(rest, int(draft.tokens[child]))
+    def _decide(self, at: Siblings) -> int | Distribution:
+        *argmax, drawn = at.children
+        rest = at.q
+        for child, token in zip(argmax, at.tokens[:-1], strict=True):
+            drawn_mass(self, rest, at.draft, child)
+            left = without(rest, token)
             if left is None:
                 raise IncompatibleDraft(
                     f"verifier '{self.name}': the siblings of node {drawn} leave nothing of their "
                     "distribution to draw it from; the drafter must report the row it drew from"
                 )
             rest = left
-        mass = drawn_mass(self, rest, draft, drawn)
-        if coin(min(1.0, p.prob(int(draft.tokens[drawn])) / mass), 0):
-            return drawn
-        return residual(p, rest)
+        mass = drawn_mass(self, rest, at.draft, drawn)
+        accepted = at.coin(min(1.0, at.p.prob(at.tokens[-1]) / mass), 0)
+        return drawn if accepted else residual(at.p, rest)
