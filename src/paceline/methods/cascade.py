@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from paceline.core.types import (
     Distribution,
     DraftSampling,
     LogitArray,
-    Needs,
     ProbArray,
     TokenTree,
     Verdict,
@@ -276,39 +275,19 @@ class Cascade(Drafter):
         self._source.reset()
 
 
-class _Source(Protocol):
-    # Drafts for a model. Sequences may shrink or change between calls.
+class _Source(Drafter):
+    # Drafts for a model. Sequences may shrink or change between calls; `needs` are of the model's
+    # forwards.
 
-    # Of the model's forwards.
-    needs: Needs
     # Features of the last tokens before the root, from the model; read if they are needed.
     features: Callable[[Generation], LogitArray]
 
-    def open(self, sequence: Generation) -> None: ...
 
-    def propose(
-        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
-    ) -> list[TokenTree]: ...
-
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None: ...
-
-    def close(self, sequence: Generation) -> None: ...
-
-    def reset(self) -> None: ...
-
-
-class _Bottom:
+class _Bottom(_Source):
     # Drafters expect sequences to grow only: reopen on every rollback.
 
     def __init__(self, drafter: Drafter) -> None:
         self.needs = drafter.needs
-        self.features: Callable[[Generation], LogitArray]
         self._drafter = drafter
         self._seen: dict[int, list[int]] = {}
 
@@ -348,9 +327,8 @@ class _Bottom:
         self._drafter.reset()
 
 
-class _Model:
-    needs = Needs()
-    features: Callable[[Generation], LogitArray]
+class _Model(_Source):
+    # The cache is rolled back to the accepted tokens in `propose`.
 
     def __init__(self, level: Level, below: _Source, rule: Verifier, needs_q: bool) -> None:
         self._model = level.model
@@ -391,16 +369,6 @@ class _Model:
         ]:
             self._round(live)
         return [self._chain(run) for run in runs]
-
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
-        # The cache is rolled back to the accepted tokens in `propose`.
-        ...
 
     def close(self, sequence: Generation) -> None:
         self._below.close(sequence)
