@@ -21,6 +21,7 @@ from paceline.core.types import (
     Verdict,
 )
 from paceline.drafters.resources import Resources
+from paceline.errors import RuntimeUnavailable
 from paceline.models.source import without_adapters
 from paceline.sampling.generation import Generation
 from paceline.verifiers.base import Shape
@@ -60,6 +61,15 @@ class DrafterContext:
     def needs_q(self) -> bool:
         """True if the verifier needs sampled drafts with their q rows."""
         return None not in self.accepts
+
+
+def check_layers(name: str, what: str, model: Capabilities) -> None:
+    """Raise RuntimeUnavailable unless layers of a model run apart; `what` a drafter does so."""
+    if not model.blocks:
+        raise RuntimeUnavailable(
+            f"drafter '{name}' {what}, which runtime '{model.runtime}' cannot: use runtime cpu or "
+            "torch, and a model without recurrent layers"
+        )
 
 
 class Drafter(Described, ABC):

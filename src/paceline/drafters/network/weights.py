@@ -28,6 +28,12 @@ def fitting(path: Path, name: str, model: str, target: Capabilities) -> Trained:
     return trained
 
 
+def weights_of(name: str, file: str | None, model: str, target: Capabilities) -> Trained:
+    """Load the weights that ship, or those of a file; errors as of `fitting` and `shipped`."""
+    path = Path(file).expanduser() if file else shipped(name, model)
+    return fitting(path, name, model, target)
+
+
 def digest_of(path: Path) -> str:
     """Return a digest of a readable weights file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

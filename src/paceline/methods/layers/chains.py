@@ -27,8 +27,8 @@ from paceline.core.types import (
     LogitArray,
     TokenTree,
 )
-from paceline.drafters.base import Drafter, DrafterContext
-from paceline.errors import InvalidOption, PacelineError, RuntimeUnavailable
+from paceline.drafters.base import Drafter, DrafterContext, check_layers
+from paceline.errors import InvalidOption, PacelineError
 from paceline.sampling.generation import Generation
 from paceline.sampling.randomness import Draw, Purpose
 
@@ -86,12 +86,7 @@ class SelfDrafter(Drafter):
     @classmethod
     def _parts(cls, context: DrafterContext) -> tuple[Target, int, bool]:
         # First arguments of the constructor.
-        if not context.target.blocks:
-            raise RuntimeUnavailable(
-                f"drafter '{cls.name}' runs some of the target's layers, which runtime "
-                f"'{context.target.runtime}' cannot: use runtime cpu or torch, "
-                "and a model without recurrent layers"
-            )
+        check_layers(cls.name, "runs some of the target's layers", context.target)
         if context.needs_q and "iid" not in context.accepts:
             raise InvalidOption(f"drafter '{cls.name}' draws chains: use verifier 'rejection'")
         loaded = context.resources.loaded

@@ -9,7 +9,6 @@ is the target's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -19,7 +18,7 @@ from paceline.core.options import arguments, within
 from paceline.core.target import NO_LOGITS, Output, Rows, Target
 from paceline.core.types import Budget, LogitArray, TokenTree
 from paceline.drafters.base import DrafterContext
-from paceline.drafters.network.weights import fitting, shipped
+from paceline.drafters.network.weights import weights_of
 from paceline.methods.layers.chains import ExitDrafter, GrowingChain
 from paceline.methods.networks.kangaroo import Kangaroo
 from paceline.models.config import rotary_frequencies
@@ -138,10 +137,9 @@ class DoubleExit(ExitDrafter):
         chosen = arguments(cls, "drafter", options, *given)
         parts = cls._parts(context)
         source = context.resources.loaded.source
-        path = Path(named).expanduser() if named else shipped(cls.network, context.model)
         return cls(
             *parts,
-            trained=fitting(path, cls.network, context.model, context.target),
+            trained=weights_of(cls.network, named, context.model, context.target),
             final_norm=np.asarray(source.weights()["norm"], np.float32),
             norm_eps=source.config.norm_eps,
             **chosen,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -19,10 +18,10 @@ from paceline.core import tree as trees
 from paceline.core.options import arguments, require
 from paceline.core.target import NO_LOGITS, Output, Rows, Target, row_mask, row_positions
 from paceline.core.types import BoolArray, Budget, IntArray, LogitArray, TokenTree, Verdict
-from paceline.drafters.base import Drafter, DrafterContext
-from paceline.drafters.network.weights import fitting, shipped
+from paceline.drafters.base import Drafter, DrafterContext, check_layers
+from paceline.drafters.network.weights import weights_of
 from paceline.drafters.recycling import top_rows
-from paceline.errors import OutOfMemory, PacelineError, RuntimeUnavailable
+from paceline.errors import OutOfMemory, PacelineError
 from paceline.methods.networks.hidden_transfer import HiddenTransfer
 from paceline.networks.weights import Trained
 from paceline.sampling.generation import Generation
@@ -70,14 +69,8 @@ class HiddenTransferDrafter(Drafter):
         options = dict(context.options)
         named = options.pop("weights", None)
         chosen = arguments(cls, "drafter", options, "target", "layers", "trained")
-        if not context.target.blocks:
-            raise RuntimeUnavailable(
-                f"drafter '{cls.name}' adds rows to the target's last layers, which runtime "
-                f"'{context.target.runtime}' cannot: use runtime cpu or torch, "
-                "and a model without recurrent layers"
-            )
-        path = Path(named).expanduser() if named else shipped(cls.name, context.model)
-        trained = fitting(path, cls.name, context.model, context.target)
+        check_layers(cls.name, "adds rows to the target's last layers", context.target)
+        trained = weights_of(cls.name, named, context.model, context.target)
         if context.shape == "chain" or not context.target.tree:
             chosen["ranks"] = 1
         loaded = context.resources.loaded

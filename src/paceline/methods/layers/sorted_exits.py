@@ -16,10 +16,9 @@ import numpy as np
 from paceline.core.options import arguments, require, within
 from paceline.core.target import Layer, Output, Rows, Target
 from paceline.core.types import Capabilities, LogitArray
-from paceline.drafters.base import DrafterContext
+from paceline.drafters.base import DrafterContext, check_layers
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.resources import Loaded
-from paceline.errors import RuntimeUnavailable
 from paceline.methods.layers.chains import top_probability
 from paceline.trees.base import TreeExpansion
 from paceline.trees.choice import expansion_for
@@ -178,12 +177,7 @@ class SortedExits(DraftModel):
         chosen = arguments(cls, "drafter", context.options, *given)
         growth = expansion_for(context.accepts, "chain")
         small = (model or context.resources.draft_model(cls.name)).target
-        if not small.capabilities.blocks:
-            raise RuntimeUnavailable(
-                f"drafter '{cls.name}' runs layers of the draft model alone, which runtime "
-                f"'{small.capabilities.runtime}' cannot: use runtime cpu or torch, "
-                "and a model without recurrent layers"
-            )
+        check_layers(cls.name, "runs layers of the draft model alone", small.capabilities)
         layers = int(cast(Any, small).config.layers)
         vocabulary = context.target.vocab_size
         return cls(small, layers, vocabulary, growth, **chosen)

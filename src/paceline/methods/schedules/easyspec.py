@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 from paceline.core.options import require
 from paceline.core.target import NO_LOGITS, Rows, Target
 from paceline.core.types import LogitArray
-from paceline.errors import RuntimeUnavailable
+from paceline.drafters.base import check_layers
 from paceline.methods.schedules.drafting import (
     ChainDrafting,
     DraftRequest,
@@ -37,12 +37,7 @@ class FuzzyChains(ChainDrafting):
             RuntimeUnavailable: it cannot.
         """
         super().__init__(model, recent)
-        if not model.capabilities.blocks:
-            raise RuntimeUnavailable(
-                "drafter 'easyspec' runs layers of the draft model alone, which runtime "
-                f"'{model.capabilities.runtime}' cannot: use runtime cpu or torch, "
-                "and a model without recurrent layers"
-            )
+        check_layers("easyspec", "runs layers of the draft model alone", model.capabilities)
         self.group = group
         self._layers = int(cast(Any, model).config.layers)
 

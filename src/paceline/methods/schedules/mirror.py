@@ -15,8 +15,8 @@ from paceline.core import tree as trees
 from paceline.core.options import require
 from paceline.core.target import Output, Rows, Target
 from paceline.core.types import Budget, LogitArray, TokenTree
-from paceline.drafters.base import DrafterContext
-from paceline.errors import PacelineError, RuntimeUnavailable
+from paceline.drafters.base import DrafterContext, check_layers
+from paceline.errors import PacelineError
 from paceline.methods.schedules.drafting import DraftRequest, Scheduled, Worker
 from paceline.sampling.generation import Generation
 from paceline.sampling.sampler import top_k_ids
@@ -72,12 +72,7 @@ class Mirror(Scheduled):
 
     @classmethod
     def _parts(cls, context: DrafterContext) -> dict[str, Any]:
-        if not context.target.blocks:
-            raise RuntimeUnavailable(
-                f"drafter '{cls.name}' runs the target's layers in two parts, which runtime "
-                f"'{context.target.runtime}' cannot: use runtime cpu or torch, "
-                "and a model without recurrent layers"
-            )
+        check_layers(cls.name, "runs the target's layers in two parts", context.target)
         loaded = context.resources.loaded
         return {"target": loaded.target, "layers": loaded.source.config.layers}
 
