@@ -148,12 +148,12 @@ class Network(ABC):
         Features are `[..., 4 * width]`. Tokens are `[...]`, the token after each position.
         """
 
-    @abstractmethod
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        """Return the logits of a step, `[..., width, draft vocabulary]`.
+        """Return the logits of a step, `[..., width, draft vocabulary]`: by default of "norm".
 
         Columns after those are of no token: -1 in a `Chain`.
         """
+        return ops.head(state, norm="norm")
 
     def target_rows(self, ops: Ops, features: Rows) -> Rows:
         """Return what the target's last layer attends with, of context rows, `[..., qkv]`.

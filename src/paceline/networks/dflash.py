@@ -87,9 +87,6 @@ class DFlash(Network):
             x = decoder_layer(ops, self.config, names, x, sees, index)
         return x if self.block.anchored else _behind(ops, x, self.config.hidden_size, self.rows)
 
-    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(state, norm="norm")
-
 
 def _behind(ops: Ops, x: Rows, width: int, slots: int) -> Rows:
     # All slots but the first.

@@ -41,9 +41,6 @@ class Eagle3(Network):
         fused = ops.linear(inner * ops.weight("scale"), ["fuse"])
         return self._layer(ops, fused, tokens, "last")
 
-    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(state, norm="norm")
-
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
         return self._layer(ops, state, tokens, "draft")
 

@@ -32,9 +32,6 @@ class BlockParallel(Network):
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         return slots_behind(ops, self.config, features, tokens, "draft")
 
-    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(state, norm="norm")
-
 
 class BlockParallelDrafter(TrainedDrafter):
     name: ClassVar[str] = "block-parallel"

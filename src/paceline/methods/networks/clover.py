@@ -56,9 +56,6 @@ class Clover(Network):
         x = decoder_layer(ops, self.config, layer_names("augment", "augment.norm"), hidden, "last")
         return self._decode(ops, x, ops.last(ops.embed(tokens)))
 
-    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(state, norm="norm")
-
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
         return self._decode(ops, state, ops.embed(tokens))
 

@@ -78,6 +78,3 @@ class HiddenTransfer(Network):
     def layer(self, ops: Ops, layer: int, x: Rows, sees: Sight) -> Rows:
         """Return what leaves one of the last layers."""
         return decoder_layer(ops, self.config, LayerNames.of(self.runs[layer]), x, sees, layer)
-
-    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(state, norm="norm")

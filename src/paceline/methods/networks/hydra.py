@@ -60,9 +60,6 @@ class Hydra(Network):
         read = ops.concat([ops.norm(embedded, "embed_norm"), ops.norm(fused, "fuse_norm")])
         return decoder_layer(ops, self.config, layer_names("prefix"), fused, "last", read=read)
 
-    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(state, norm="norm")
-
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
         return self._step(ops, state, ops.embed(tokens))
 

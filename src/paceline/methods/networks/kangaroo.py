@@ -42,9 +42,6 @@ class Kangaroo(Network):
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         return self._layers(ops, tokens, "last")
 
-    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(state, norm="norm")
-
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
         return self._layers(ops, tokens, "draft")
 

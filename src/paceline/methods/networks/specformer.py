@@ -60,9 +60,6 @@ class SpecFormer(Network):
         x = ops.slots(ops.linear(x, ["spread"]), self.width)
         return decoder_layer(ops, self.config, layer_names("block", "slots_norm"), x, "slots")
 
-    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(state, norm="norm")
-
 
 class SpecFormerDrafter(TrainedDrafter):
     """SpecFormer's slots."""
