@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import Any
 
@@ -87,19 +87,7 @@ class GenerationStats:
         self.overhead_seconds += share * clock.overhead()
 
     def add(self, other: GenerationStats) -> None:
-        for name in (
-            "target_forwards",
-            "committed_tokens",
-            "drafted_tokens",
-            "accepted_tokens",
-            "prefill_seconds",
-            "draft_seconds",
-            "forward_seconds",
-            "overhead_seconds",
-            "cached_tokens",
-            "drafter_errors",
-            "position_evaluations",
-        ):
+        for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for mine, theirs in (
             (self.drafted_by_depth, other.drafted_by_depth),
@@ -148,20 +136,25 @@ class GenerationStats:
         return self.overhead_seconds / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the statistics under the names that `--json` documents."""
-        return {
-            "target_forwards": self.target_forwards,
-            "committed_tokens": self.committed_tokens,
-            "drafted_tokens": self.drafted_tokens,
-            "accepted_tokens": self.accepted_tokens,
-            "block_efficiency": self.block_efficiency,
-            "position_evaluations": self.position_evaluations,
-            "acceptance_by_depth": self.acceptance_by_depth,
-            "draft_seconds": self.draft_seconds,
-            "verify_seconds": self.verify_seconds,
-            "prefill_seconds": self.prefill_seconds,
-            "first_token_seconds": self.first_token_seconds,
-            "overhead_share": self.overhead_share,
-            "draft_share": self.draft_share,
-            "tokens_per_second": self.tokens_per_second,
-        }
+        """Return the statistics as `--json` has them."""
+        return {name: getattr(self, name) for name in _TOLD}
+
+
+# What sums add up; and what is told, by the names that `--json` documents.
+_SUMS = [each.name for each in fields(GenerationStats) if each.default == 0]
+_TOLD = [
+    "target_forwards",
+    "committed_tokens",
+    "drafted_tokens",
+    "accepted_tokens",
+    "block_efficiency",
+    "position_evaluations",
+    "acceptance_by_depth",
+    "draft_seconds",
+    "verify_seconds",
+    "prefill_seconds",
+    "first_token_seconds",
+    "overhead_share",
+    "draft_share",
+    "tokens_per_second",
+]
