@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paceline.core.types import CanvasTraits, LogitArray, ProbArray
+from paceline.core.types import CanvasTraits, Capabilities, LogitArray, ProbArray
 from paceline.errors import InvalidOption, ModelError
 from paceline.models.ops import Activation, Experts, Multipliers, Rotary, StateHeads, Temperature
 
@@ -223,6 +223,24 @@ class ModelConfig:
         """Rows that the convolutions of recurrent layers read; 0 if it has none."""
         return self.short_taps if self.state_heads is None else self.state_heads.taps
 
+    def capabilities(self, runtime: str, device: str, precision: str) -> Capabilities:
+        """Return what a runtime that runs the model's layers and networks beside it can do."""
+        return Capabilities(
+            runtime=runtime,
+            device=device,
+            precision=precision,
+            vocab_size=self.vocab_size,
+            max_context=self.max_context,
+            hidden_size=self.hidden_size,
+            hidden_states=True,
+            bit_exact=False,
+            feature_layers=feature_layers(self.layers),
+            blocks=not self.recurrent,
+            rollback=0 if self.recurrent else None,
+            networks=True,
+            denoises=self.denoises,
+        )
+
     @property
     def is_plain(self) -> bool:
         """Whether its layers are Llama's: no windows, extended positions, scales, experts."""
@@ -360,16 +378,17 @@ def feature_layers(layers: int) -> tuple[int, ...]:
     return (min(2, layers - 1), layers // 2, max(layers - 3, 0))
 
 
-def features_with(layers: int, more: tuple[int, ...], asked: Sequence[int]) -> tuple[int, ...]:
-    """Return `more`, boundaries that features have behind the usual ones, with those asked for."""
-    known = [*feature_layers(layers), FINAL, *more]
-    return (*more, *(each for each in dict.fromkeys(asked) if each not in known))
+def features_with(
+    layers: int, more: tuple[int, ...], asked: Sequence[int]
+) -> tuple[tuple[int, ...], list[int]]:
+    """Return `more`, boundaries that features have behind the usual ones, with those asked for.
 
-
-def feature_places(layers: int, more: tuple[int, ...], asked: Sequence[int]) -> list[int]:
-    """Return the places of boundaries among the parts of `Output.features`."""
+    And the places of these among the parts of `Output.features`.
+    """
     known = [*feature_layers(layers), FINAL, *more]
-    return [known.index(each) for each in asked]
+    fresh = [each for each in dict.fromkeys(asked) if each not in known]
+    known += fresh
+    return (*more, *fresh), [known.index(each) for each in asked]
 
 
 def inverse_frequencies(config: ModelConfig) -> ProbArray:

@@ -281,7 +281,7 @@ class TransformersTarget:
         config = model.config.get_text_config()
         self._alone = _stretches(config)
         self.shape, (vocabulary, hidden) = self._check(config)
-        self._capabilities = Capabilities(
+        self.capabilities = Capabilities(
             runtime="transformers",
             device=self._device.type,
             precision=precision,
@@ -316,10 +316,6 @@ class TransformersTarget:
                 f"transformers cannot load {source.name} ({reason}): check the model's files"
             ) from error
         return cls(model, precision, options)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
 
     def warm_up(self) -> None: ...
 

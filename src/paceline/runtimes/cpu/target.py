@@ -24,9 +24,9 @@ from paceline.core.target import (
     RuntimeOptions,
     have_inputs,
 )
-from paceline.core.types import CanvasTraits, Capabilities, LogitArray
+from paceline.core.types import CanvasTraits, LogitArray
 from paceline.errors import InvalidOption, ModelError, OutOfMemory, RuntimeUnavailable
-from paceline.models.config import ModelConfig, feature_layers, feature_places, features_with
+from paceline.models.config import ModelConfig, features_with
 from paceline.models.families.whisper import check_frames, needs_sound
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights, no_rows, with_rows
@@ -179,21 +179,11 @@ class CpuTarget(Runtime):
                 raise OutOfMemory(_NO_ROOM) from error
         self._forward = self._recorded()
         self._partial: dict[tuple[tuple[Layer, ...] | None, bool], Forward] = {}
-        self._capabilities = Capabilities(
-            runtime="cpu",
-            device="cpu",
-            precision=precision,
-            vocab_size=config.vocab_size,
-            max_context=config.max_context,
-            hidden_size=config.hidden_size,
-            hidden_states=True,
+        self.capabilities = replace(
+            config.capabilities("cpu", "cpu", precision),
             bit_exact=True,
-            feature_layers=feature_layers(config.layers),
             kv_precision=kv_precision,
             kv_bytes_per_token=self._pool.bytes_per_token,
-            blocks=not config.recurrent,
-            rollback=0 if config.recurrent else None,
-            networks=True,
             embeddings=not config.layer_inputs,
             paged=True,
             timed=True,
@@ -228,10 +218,6 @@ class CpuTarget(Runtime):
             **changes,
         )
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
     def run_network(self, trained: Trained) -> Runner:
         """Return a warm runner of a drafter network, in fp32 if the target is, else int8."""
         if trained.network.reads_target:
@@ -240,8 +226,8 @@ class CpuTarget(Runtime):
             trained,
             self.matrices,
             self.threads,
-            precision=self._capabilities.precision,
-            max_context=self._capabilities.max_context,
+            precision=self.capabilities.precision,
+            max_context=self.capabilities.max_context,
             kv_tokens=self._kv_tokens,
             lent=self._pool,
         )
@@ -270,16 +256,15 @@ class CpuTarget(Runtime):
             self._extra = table
             self._forward = self._recorded()
             self._partial.clear()
-        return self._capabilities.vocab_size + first
+        return self.capabilities.vocab_size + first
 
     def read_boundaries(self, boundaries: Sequence[int]) -> list[int]:
-        layers = self.config.layers
-        more = features_with(layers, self._boundaries, boundaries)
+        more, places = features_with(self.config.layers, self._boundaries, boundaries)
         if more != self._boundaries:
             self._boundaries = more
             self._forward = self._recorded()
             self._partial.clear()
-        return feature_places(layers, more, boundaries)
+        return places
 
     @property
     def memory(self) -> BlockPool:
@@ -316,7 +301,7 @@ class CpuTarget(Runtime):
         self, cache: PagedCache, tokens: Sequence[int], features: bool = False
     ) -> LogitArray | None:
         """Append `tokens` in chunks. Chunk boundaries do not change a bit of the cache."""
-        width = len(self._capabilities.feature_layers) + 1 + len(self._boundaries)
+        width = len(self.capabilities.feature_layers) + 1 + len(self._boundaries)
         seen = [np.zeros((0, width * self.config.hidden_size), dtype=np.float32)]
         start = 0
         while start < len(tokens):

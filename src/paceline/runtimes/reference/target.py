@@ -22,10 +22,10 @@ from paceline.core.target import (
     RuntimeOptions,
     have_inputs,
 )
-from paceline.core.types import Capabilities, LogitArray
+from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 from paceline.models import families
-from paceline.models.config import ModelConfig, feature_layers, feature_places, features_with
+from paceline.models.config import ModelConfig, features_with
 from paceline.models.families import base
 from paceline.models.families.whisper import check_frames, needs_sound
 from paceline.models.source import ModelSource
@@ -63,22 +63,8 @@ class ReferenceTarget(Runtime):
         self._formats = Formats(weights, precision)
         self._boundaries: tuple[int, ...] = ()
         self._matrix = cache(lambda name: matrix(*self._formats.blocks(name)))
-        self.capabilities = Capabilities(
-            runtime="reference",
-            device="cpu",
-            precision=precision,
-            vocab_size=config.vocab_size,
-            max_context=config.max_context,
-            hidden_size=config.hidden_size,
-            hidden_states=True,
-            bit_exact=True,
-            networks=True,
-            feature_layers=feature_layers(config.layers),
-            kv_precision=kv_precision,
-            blocks=not config.recurrent,
-            denoises=config.denoises,
-            rollback=0 if config.recurrent else None,
-        )
+        known = config.capabilities("reference", "cpu", precision)
+        self.capabilities = replace(known, bit_exact=True, kv_precision=kv_precision)
 
     @classmethod
     def load(
@@ -96,9 +82,9 @@ class ReferenceTarget(Runtime):
         return ReferenceRunner(trained, self._formats, self.capabilities.precision)
 
     def read_boundaries(self, boundaries: Sequence[int]) -> list[int]:
-        layers = self.config.layers
-        self._boundaries = features_with(layers, self._boundaries, boundaries)
-        return feature_places(layers, self._boundaries, boundaries)
+        layers, known = self.config.layers, self._boundaries
+        self._boundaries, places = features_with(layers, known, boundaries)
+        return places
 
     def warm_up(self) -> None: ...
 

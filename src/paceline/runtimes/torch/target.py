@@ -23,9 +23,9 @@ from paceline.core.target import (
     row_mask,
     row_positions,
 )
-from paceline.core.types import BoolArray, Capabilities, IntArray, LogitArray
+from paceline.core.types import BoolArray, IntArray, LogitArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.models.config import ModelConfig, feature_layers, feature_places, features_with
+from paceline.models.config import ModelConfig, features_with
 from paceline.models.ops import Heads
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights, no_rows, with_rows
@@ -76,22 +76,10 @@ class TorchTarget:
         self.config = config
         self._extra = no_rows(config.hidden_size)
         self._boundaries: tuple[int, ...] = ()
-        self._capabilities = Capabilities(
-            runtime="torch",
-            device=self._device.type,
-            precision=precision,
-            vocab_size=config.vocab_size,
-            max_context=config.max_context,
-            hidden_size=config.hidden_size,
-            hidden_states=True,
-            bit_exact=False,
-            feature_layers=feature_layers(config.layers),
-            blocks=not config.recurrent,
-            rollback=0 if config.recurrent else None,
-            networks=True,
+        self.capabilities = replace(
+            config.capabilities("torch", self._device.type, precision),
             embeddings=not config.layer_inputs,
             head=None if kept is None else tuple(kept.tolist()),
-            denoises=config.denoises,
         )
 
     @classmethod
@@ -114,10 +102,6 @@ class TorchTarget:
         place = options.device or "cpu", options.precision or "fp32"
         return cls(config, source.weights(), *place, **changes)
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
     def run_network(self, trained: Trained) -> TorchRunner:
         """Return a runner of a drafter network in the target's precision."""
         if trained.network.reads_target:
@@ -131,9 +115,9 @@ class TorchTarget:
 
         Return the place of each among the parts of `Output.features`.
         """
-        layers = self.config.layers
-        self._boundaries = features_with(layers, self._boundaries, boundaries)
-        return feature_places(layers, self._boundaries, boundaries)
+        layers, known = self.config.layers, self._boundaries
+        self._boundaries, places = features_with(layers, known, boundaries)
+        return places
 
     def warm_up(self) -> None: ...
 
