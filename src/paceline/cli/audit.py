@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
 
     from paceline.proof.inside import AuditRow, InsideReport
 
-_PLAN = AuditExtent()
+_GREEDY = ("prompts", "greedy_prompts", "greedy_tokens")
+_SAMPLED = ("samples", "tokens", "temperature", "level", "near_tie", "seed")
 
 FAILED = 1
 """Exit code of an audit that found something wrong."""
@@ -68,6 +68,7 @@ def inside(
 
 
 @audit.command()
+@o.spread_options
 def outside(
     engine: Annotated[
         str,
@@ -78,44 +79,14 @@ def outside(
     option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE for the engine; repeatable.")
     ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="Spec-Bench JSONL. Default: built-in mix.")
-    ] = None,
-    greedy_prompts: Annotated[
-        int, typer.Option(help="Prompts decoded greedily; 0 is none.")
-    ] = _PLAN.greedy_prompts,
-    greedy_tokens: Annotated[
-        int, typer.Option(help="Length of each, in tokens.")
-    ] = _PLAN.greedy_tokens,
-    samples: Annotated[
-        int, typer.Option(help="Samples per prompt and side; 0 is none.")
-    ] = _PLAN.samples,
-    tokens: Annotated[int, typer.Option(help="Length of each sample, in tokens.")] = _PLAN.tokens,
-    temperature: Annotated[float, typer.Option(help="Of the samples.")] = _PLAN.temperature,
-    level: Annotated[
-        float, typer.Option(help="Probability of a false alarm, over all.")
-    ] = _PLAN.level,
-    near_tie: Annotated[
-        float, typer.Option(help="Logits that count as a near-tie.")
-    ] = _PLAN.near_tie,
-    seed: o.Seed = _PLAN.seed,
+    *,
+    plan: Annotated[AuditExtent, o.Takes(*_GREEDY, *_SAMPLED)],
     as_json: o.AsJson = False,
 ) -> None:
     """Compare an engine with itself, speculation on and off; exit code 1 if they differ."""
     from paceline.lab.audit.outside import run
     from paceline.lab.audit.report import plain_report
 
-    plan = AuditExtent(
-        prompts=prompts,
-        greedy_prompts=greedy_prompts,
-        greedy_tokens=greedy_tokens,
-        samples=samples,
-        tokens=tokens,
-        temperature=temperature,
-        level=level,
-        near_tie=near_tie,
-        seed=seed,
-    )
     settings = _settings(option or [])
     with _bar(shown=not as_json) as bar:
         report = run(engine, plan, settings, lambda line: bar(0, 0, line))

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.options import Allowed, at_least, check_fields, require
 from paceline.core.types import BoolArray, IntArray, ProbArray
-from paceline.errors import InvalidOption
 from paceline.lab.audit.engine import END, Token
 from paceline.lab.audit.report import DistributionTest
 
@@ -283,46 +283,49 @@ LAW_PROMPTS: tuple[str, ...] = (
 NEAR_TIE = 0.5
 
 
+_WARM = Allowed(lambda value: 0 < value < math.inf, "more than 0")
+_GAP = Allowed(lambda value: 0 <= value < math.inf, "0 or more, and finite")
+
+
 @dataclass(frozen=True, slots=True)
 class AuditExtent:
-    """Extent of an audit. 0 prompts or samples omit a test.
+    """Extent of an audit, with help and bounds of the command's options.
+
+    Raises InvalidOption for a value out of its bounds.
 
     Attributes:
-        prompts: JSONL file of chat prompts for the greedy test; None for the built-in ones.
         check_prompts: raw texts for the distribution tests.
         samples: per text and setting of speculation.
-        tokens: length of sampled continuations, at least 2: the last token is never drafted.
-        level: familywise false alarm probability of the distribution tests.
-        near_tie: logit gap up to which a greedy difference is a near-tie.
+        tokens: at least 2: the last token is never drafted.
     """
 
-    prompts: Path | None = None
-    greedy_prompts: int = 12
-    greedy_tokens: int = 64
-    check_prompts: tuple[str, ...] = LAW_PROMPTS[:3]
-    samples: int = 300
-    tokens: int = 4
-    temperature: float = 1.0
-    level: float = 0.01
-    near_tie: float = NEAR_TIE
-    seed: int = 0
+    prompts: Annotated[Path | None, "Spec-Bench JSONL. Default: built-in mix."] = None
+    greedy_prompts: Annotated[
+        int, "Prompts decoded greedily; 0 is none.", Allowed(lambda n: n >= 0, "0 (none) or more")
+    ] = 12
+    greedy_tokens: Annotated[int, "Length of each, in tokens.", at_least(2)] = 64
+    check_prompts: Annotated[tuple[str, ...], "Raw texts."] = LAW_PROMPTS[:3]
+    samples: Annotated[
+        int,
+        "Samples per prompt and side; 0 is none.",
+        Allowed(lambda n: n == 0 or 20 <= n <= 10**6, "0 (none), or 20 to a million"),
+    ] = 300
+    tokens: Annotated[
+        int, "Length of each sample, in tokens.", Allowed(lambda n: 2 <= n <= 64, "from 2 to 64")
+    ] = 4
+    temperature: Annotated[float, "Of the samples.", _WARM] = 1.0
+    level: Annotated[
+        float,
+        "Probability of a false alarm, over all.",
+        Allowed(lambda share: 0 < share < 0.5, "between 0 and 0.5"),
+    ] = 0.01
+    near_tie: Annotated[float, "Logits that count as a near-tie.", _GAP] = NEAR_TIE
+    seed: Annotated[int, "Keys all randomness.", at_least(0)] = 0
 
     def __post_init__(self) -> None:
-        def check(good: bool, name: str, rule: str) -> None:
-            if not good:
-                raise InvalidOption(f"{name} must be {rule}, not {getattr(self, name)!r}")
-
-        check(self.greedy_prompts >= 0, "greedy_prompts", "0 (none) or more")
-        check(self.greedy_tokens >= 2, "greedy_tokens", "2 or more")
-        samples = self.samples
-        check(samples == 0 or 20 <= samples <= 10**6, "samples", "0 (none), or 20 to a million")
-        check(bool(samples or self.greedy_prompts), "samples", "20 or more without greedy_prompts")
-        check(2 <= self.tokens <= 64, "tokens", "from 2 to 64")
-        temperature = self.temperature
-        check(math.isfinite(temperature) and temperature > 0, "temperature", "more than 0")
-        check(0 < self.level < 0.5, "level", "between 0 and 0.5")
-        check(0 <= self.near_tie < math.inf, "near_tie", "0 or more, and finite")
-        check(self.seed >= 0, "seed", "0 or more")
+        check_fields(self)
+        some = bool(self.samples or self.greedy_prompts)
+        require(some, "samples", self.samples, "20 or more without greedy_prompts")
 
     def as_dict(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__slots__}
