@@ -258,6 +258,20 @@ class ModelConfig:
             and not (self.logit_cap or self.full_kv_heads or self.full_head_dim or self.value_norm)
         )
 
+    def hf_sizes(self) -> dict[str, Any]:
+        """Return sizes, activation and norm of a Llama, as a `config.json` has them."""
+        return {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.ffn_size,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.norm_eps,
+        }
+
     @classmethod
     def from_hf(
         cls,

@@ -66,15 +66,8 @@ def load(source: ModelSource, dtype: torch.dtype) -> Any:
 def _from_weights(config: ModelConfig, weights: Weights, dtype: torch.dtype) -> Any:
     theirs = transformers.AutoConfig.for_model(
         config.family,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        intermediate_size=config.ffn_size,
+        **config.hf_sizes(),
         max_position_embeddings=config.max_context,
-        rms_norm_eps=config.norm_eps,
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_base},
         tie_word_embeddings=config.tied_embeddings,
         attention_bias=config.qkv_bias,

@@ -180,15 +180,7 @@ def config_entries(config: ModelConfig) -> dict[str, Any]:
     return {
         "architectures": [architecture(config)],
         "model_type": config.family,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.ffn_size,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
+        **config.hf_sizes(),
         "max_position_embeddings": config.max_context,
         "sliding_window": None,  # else Mistral's default, which max_context has taken in
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
