@@ -18,19 +18,20 @@ from paceline.lab.measure.run import Record
 BASELINE = "none"
 
 _RESAMPLES = 2000
-_COLUMNS = (
-    ("drafter", "drafter"),
-    ("category", "category"),
-    ("prompts", "prompts"),
-    ("tokens_per_second", "tokens/s"),
-    ("speedup", "speed-up"),
-    ("interval", "90% interval"),
-    ("block_efficiency", "tokens/forward"),
-    ("rows_per_forward", "rows/forward"),
-    ("draft_share", "drafting"),
-    ("overhead_share", "overhead"),
-    ("identical", "identical"),
-)
+# Titles of columns, and their figures of a row: names and how each is written.
+_COLUMNS: dict[str, dict[str, str]] = {
+    "drafter": {"drafter": "{}"},
+    "category": {"category": "{}"},
+    "prompts": {"prompts": "{}"},
+    "tokens/s": {"tokens_per_second": "{:.1f}"},
+    "speed-up": {"speedup": "{:.2f}"},
+    "90% interval": {"speedup_low": "{:.2f}", "speedup_high": "{:.2f}"},
+    "tokens/forward": {"block_efficiency": "{:.2f}"},
+    "rows/forward": {"rows_per_forward": "{:.1f}"},
+    "drafting": {"draft_share": "{:.1%}"},
+    "overhead": {"overhead_share": "{:.1%}"},
+    "identical": {"identical": "{:.0%}"},
+}
 
 Row = dict[str, Any]
 
@@ -83,31 +84,16 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 def titles() -> list[str]:
     """Return the titles of the columns."""
-    return [title for _, title in _COLUMNS]
+    return list(_COLUMNS)
 
 
 def cells(row: Row) -> list[str]:
     """Format one row, in the order of `titles`."""
 
-    def number(name: str, pattern: str) -> str:
-        value = row[name]
-        return "-" if value is None else pattern.format(value)
+    def number(name: str, form: str) -> str:
+        return "-" if row[name] is None else form.format(row[name])
 
-    low, high = number("speedup_low", "{:.2f}"), number("speedup_high", "{:.2f}")
-    formatted = {
-        "drafter": row["drafter"],
-        "category": row["category"],
-        "prompts": str(row["prompts"]),
-        "tokens_per_second": number("tokens_per_second", "{:.1f}"),
-        "speedup": number("speedup", "{:.2f}"),
-        "interval": f"{low} to {high}",
-        "block_efficiency": number("block_efficiency", "{:.2f}"),
-        "rows_per_forward": number("rows_per_forward", "{:.1f}"),
-        "draft_share": number("draft_share", "{:.1%}"),
-        "overhead_share": number("overhead_share", "{:.1%}"),
-        "identical": number("identical", "{:.0%}"),
-    }
-    return [formatted[key] for key, _ in _COLUMNS]
+    return [" to ".join(number(*each) for each in of.items()) for of in _COLUMNS.values()]
 
 
 def _row(drafter: str, category: str, records: Sequence[Record]) -> Row:
