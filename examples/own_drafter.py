@@ -1,6 +1,5 @@
 """A drafter of one's own: guess that a token is followed by what followed it last time."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import paceline
@@ -23,11 +22,13 @@ class LastBigram(Drafter):
         """Learn from the prompt."""
         self._successors[sequence.id] = dict(pairwise(sequence.tokens))
 
-    def propose(
-        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
-    ) -> list[TokenTree]:
-        """One chain per sequence, as long as its budget allows."""
-        return [self._walk(s, b) for s, b in zip(sequences, budgets, strict=True)]
+    def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
+        """A chain as long as its budget allows."""
+        following = self._successors[sequence.id]
+        chain, token = [], sequence.root
+        while token in following and len(chain) < min(budget.nodes, budget.depth):
+            chain.append(token := following[token])
+        return trees.chain(chain, self.name)
 
     def learn(
         self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
@@ -39,13 +40,6 @@ class LastBigram(Drafter):
     def close(self, sequence: Generation) -> None:
         """Forget the sequence."""
         self._successors.pop(sequence.id, None)
-
-    def _walk(self, sequence: Generation, budget: Budget) -> TokenTree:
-        following = self._successors[sequence.id]
-        chain, token = [], sequence.root
-        while token in following and len(chain) < min(budget.nodes, budget.depth):
-            chain.append(token := following[token])
-        return trees.chain(chain, self.name)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def test_searched_drafts_have_the_targets_law() -> None:
 def test_a_draft_whose_law_is_not_its_own_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     model, params = TabularModel(4, 4, 5, 1.5), SamplingParams(temperature=1, max_new_tokens=3)
     # Searched drafts, verified as if they had been drawn.
-    original = Deer.draft
+    original = Deer.chain
 
     def wrong(self: Deer, sequence: Generation, logits: Any) -> Any:
         drawn = original(self, sequence, logits)
@@ -78,7 +78,7 @@ def test_a_draft_whose_law_is_not_its_own_fails(monkeypatch: pytest.MonkeyPatch)
         drawn.tokens[:] = [rows[node - 1].argmax() for node in range(len(drawn))]
         return drawn
 
-    monkeypatch.setattr(Deer, "draft", wrong)
+    monkeypatch.setattr(Deer, "chain", wrong)
 
     def drafter() -> Drafter:
         return Deer(denoiser(), 4, needs_q=True)
@@ -170,9 +170,9 @@ def test_n_grams_of_a_folder_take_the_place_of_those_of_the_text(tmp_path: Path)
 class Seen(Deer):
     """Notes the distributions that it drafts from."""
 
-    def draft(self, sequence: Generation, logits: Any) -> Any:
+    def chain(self, sequence: Generation, logits: Any) -> Any:
         self.logits = logits
-        return super().draft(sequence, logits)
+        return super().chain(sequence, logits)
 
 
 def test_keys_of_causal_rows_stay_and_are_those_of_reading_the_text() -> None:

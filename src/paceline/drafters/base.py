@@ -1,8 +1,8 @@
-"""Drafter interface. Only `propose` is required."""
+"""Drafter interface. Only `draft` is required, or `propose`."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
@@ -119,11 +119,15 @@ class Drafter(Described, ABC):
         """Return the number of tokens that it must read before it can draft for the sequence."""
         return 0
 
-    @abstractmethod
     def propose(
         self, sequences: Sequence[Generation], budgets: Sequence[Budget]
     ) -> list[TokenTree]:
-        """Draft one tree per sequence, each within its budget."""
+        """Draft one tree per sequence, each within its budget: by default those of `draft`."""
+        return [self.draft(*each) for each in zip(sequences, budgets, strict=True)]
+
+    def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
+        """Draft for one sequence."""
+        raise NotImplementedError(f"drafter '{self.name}' has neither propose nor draft")
 
     def forward(self, target: Target, rows: Sequence[Rows]) -> list[Output]:
         """Run the forward that verifies the drafts, prompts beside them included.
@@ -169,7 +173,5 @@ class NoDrafter(Drafter):
     name: ClassVar[str] = "none"
     guarantee = "plain decoding"
 
-    def propose(
-        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
-    ) -> list[TokenTree]:
-        return [trees.EMPTY] * len(sequences)
+    def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
+        return trees.EMPTY

@@ -116,7 +116,7 @@ class Deer(Drafter):
             for index, output in zip(asked, outputs, strict=True):
                 logits = output.logits.copy()
                 logits[:, self._facts.mask : self._facts.mask + 1] = -np.inf
-                drafts[index] = self.draft(sequences[index], logits)
+                drafts[index] = self.chain(sequences[index], logits)
             for block in blocks if kept else ():
                 self._model.keep(block.cache, block.num_new, ())
         finally:
@@ -161,7 +161,7 @@ class Deer(Drafter):
         places = cache.of.length + np.arange(len(tokens))
         return Rows.block(cache.of, tokens, places, sees, wanted=wanted, num_new=clean)
 
-    def draft(self, sequence: Generation, logits: LogitArray) -> TokenTree:
+    def chain(self, sequence: Generation, logits: LogitArray) -> TokenTree:
         """Return a chain from float32 `[places, vocabulary]` logits of the next places."""
         tokens: list[int] = []
         probs: dict[int, Distribution] = {}
@@ -237,7 +237,7 @@ class DiffuSpec(Deer):
         texts = [each.tokens.tolist() for each in Shards(Path(grams)).read()] if grams else []
         self._grams = Grams(texts, vocab_size) if texts else None
 
-    def draft(self, sequence: Generation, logits: LogitArray) -> TokenTree:
+    def chain(self, sequence: Generation, logits: LogitArray) -> TokenTree:
         grams = self._grams or Grams([sequence.tokens[-self._recent :]], logits.shape[1])
         past = tuple(sequence.tokens[-2:])
         beams = [_Beam(0.0, ())]

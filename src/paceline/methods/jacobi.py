@@ -6,7 +6,7 @@ Without sampling this is Jacobi iteration (Santilli et al. 2023, arXiv:2305.1042
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar, Self
 
 from paceline.core import tree as trees
@@ -55,11 +55,6 @@ class Jacobi(Drafter):
     def open(self, sequence: Generation) -> None:
         self._rows[sequence.id] = {}
 
-    def propose(
-        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
-    ) -> list[TokenTree]:
-        return [self._window(s, b) for s, b in zip(sequences, budgets, strict=True)]
-
     def learn(
         self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
@@ -85,7 +80,7 @@ class Jacobi(Drafter):
     def close(self, sequence: Generation) -> None:
         self._rows.pop(sequence.id, None)
 
-    def _window(self, sequence: Generation, budget: Budget) -> TokenTree:
+    def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
         root = len(sequence.tokens) - 1
         known = self._rows[sequence.id]
         tokens: list[int] = []

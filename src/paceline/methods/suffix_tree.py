@@ -169,13 +169,8 @@ class SuffixTrees(Drafter):
         tree.extend(sequence.tokens)
         self._read[sequence.id] = len(sequence.tokens)
 
-    def propose(
-        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
-    ) -> list[TokenTree]:
-        return [
-            self._best(sequence, budget).tree(self.name)
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
+    def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
+        return self._best(sequence, budget).tree(self.name)
 
     def learn(
         self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output

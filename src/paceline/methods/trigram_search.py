@@ -175,13 +175,8 @@ class TrigramSearch(Drafter):
     def reset(self) -> None:
         self.table = Trigrams(self._corpus)
 
-    def propose(
-        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
-    ) -> list[TokenTree]:
-        return [
-            self._draft(sequence.tokens, budget).tree(self.name)
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
+    def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
+        return self._draft(sequence.tokens, budget).tree(self.name)
 
     def _draft(self, text: Sequence[int], budget: Budget) -> CandidateTree:
         draft = CandidateTree()

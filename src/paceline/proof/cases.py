@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -104,13 +104,8 @@ class FunctionDrafter(Drafter):
     def __init__(self, propose: Propose) -> None:
         self._propose = propose
 
-    def propose(
-        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
-    ) -> list[TokenTree]:
-        return [
-            self._propose(tuple(s.tokens), s.randomness, b)
-            for s, b in zip(sequences, budgets, strict=True)
-        ]
+    def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
+        return self._propose(tuple(sequence.tokens), sequence.randomness, budget)
 
 
 # Threshold of expansion and pruning: low enough for siblings and several levels.

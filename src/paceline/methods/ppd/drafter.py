@@ -6,7 +6,7 @@ much, so sizes are best given (--nodes). In layout "exact" each chain of prompt 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -81,11 +81,6 @@ class PPD(Drafter):
         costs = (lambda: loaded.costs) if aware == "true" else None
         return cls(trained.accuracies, first, costs)
 
-    def propose(
-        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
-    ) -> list[TokenTree]:
-        return [self._tree(s, b) for s, b in zip(sequences, budgets, strict=True)]
-
     def learn(
         self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
@@ -114,7 +109,7 @@ class PPD(Drafter):
             self._plans[nodes] = best_tree(self._accuracies, nodes, costs)
         return self._plans[nodes]
 
-    def _tree(self, sequence: Generation, budget: Budget) -> TokenTree:
+    def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
         if budget.nodes < 1 or budget.depth < 1:
             return trees.EMPTY
         plan = self._plan(budget.nodes)
