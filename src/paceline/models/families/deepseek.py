@@ -25,11 +25,10 @@ from paceline.models.families.base import (
     heads_of,
     llama_feed_forward,
 )
-from paceline.models.families.experts import add_experts, parts_of
+from paceline.models.families.experts import PARTS, add_experts, parts_of, stacked_in
 from paceline.models.ops import Experts, Ops, Rows
 
 _LOG = logging.getLogger(__name__)
-_PARTS = ("gate", "up", "down")
 _WIDTHS = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 _SIGMOID = 2  # in GGUF files; 1 is a softmax
 # What `Ops.route` computes here, by its names in configs.
@@ -157,7 +156,7 @@ def feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     if index in config.dense_layers:
         return llama_feed_forward(ops, config, index, x)
     normed = ops.norm(x, f"layers.{index}.ffn_norm")
-    gate, up, down = (f"layers.{index}.shared_{part}" for part in _PARTS)
+    gate, up, down = (f"layers.{index}.shared_{part}" for part in PARTS)
     x = ops.linear(ops.gated(normed, [gate, up]), [down], residual=x)
     return add_experts(ops, config, index, x, normed)
 
@@ -174,9 +173,9 @@ DEEPSEEK3 = Family(
         "kv_a_norm": "self_attn.kv_a_layernorm",
         "heads.k": "self_attn.kv_b_proj",
         "heads.v": "self_attn.kv_b_proj",
-        **parts_of("mlp.gate", "mlp.experts.{{}}.{}_proj", _PARTS),
+        **parts_of("mlp.gate", "mlp.experts.{{}}.{}_proj"),
         "router_offset": "mlp.gate.e_score_correction_bias",
-        **{f"shared_{part}": f"mlp.shared_experts.{part}_proj" for part in _PARTS},
+        **{f"shared_{part}": f"mlp.shared_experts.{part}_proj" for part in PARTS},
     },
     gguf_parts=GGUF_PARTS
     | {
@@ -187,15 +186,11 @@ DEEPSEEK3 = Family(
         "kv_a_norm": "attn_kv_a_norm",
         "heads.k": "attn_k_b",
         "heads.v": "attn_v_b",
-        **parts_of("ffn_gate_inp", "ffn_{}_exps", _PARTS),
+        **parts_of("ffn_gate_inp", "ffn_{}_exps"),
         "router_offset": "exp_probs_b.bias",
-        **{f"shared_{part}": f"ffn_{part}_shexp" for part in _PARTS},
+        **{f"shared_{part}": f"ffn_{part}_shexp" for part in PARTS},
     },
-    hf_stacked={
-        "experts.gate": "mlp.experts.gate_up_proj",
-        "experts.up": "mlp.experts.gate_up_proj",
-        "experts.down": "mlp.experts.down_proj",
-    },
+    hf_stacked=stacked_in("mlp.experts"),
     bare=("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
     entries=_entries,
     from_hf=_from_hf,

@@ -14,7 +14,7 @@ from typing import Any
 from paceline.errors import ModelError
 from paceline.models.families.base import HF_ENDS, HF_PARTS, Family, Get, llama_attention
 from paceline.models.families.deepseek import check_shared, feed_forward
-from paceline.models.families.experts import QWEN3_MOE, parts_of
+from paceline.models.families.experts import PARTS, QWEN3_MOE, parts_of
 from paceline.models.families.qwen2 import QWEN2
 from paceline.models.families.qwen3 import QWEN3
 from paceline.models.ops import Experts
@@ -163,7 +163,6 @@ def _llada2_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"qk_norm": True, "experts": experts, "dense_layers": dense}
 
 
-_PARTS = ("gate", "up", "down")
 LLADA2 = Family(
     "llada2_moe",
     "",
@@ -174,9 +173,9 @@ LLADA2 = Family(
         "o": "attention.dense",
         "q_norm": "attention.query_layernorm",
         "k_norm": "attention.key_layernorm",
-        **parts_of("mlp.gate", "mlp.experts.{{}}.{}_proj", _PARTS),
+        **parts_of("mlp.gate", "mlp.experts.{{}}.{}_proj"),
         "router_offset": "mlp.gate.expert_bias",
-        **{f"shared_{part}": f"mlp.shared_experts.{part}_proj" for part in _PARTS},
+        **{f"shared_{part}": f"mlp.shared_experts.{part}_proj" for part in PARTS},
     },
     fused=(("q", "k", "v"),),
     bare=("mlp.gate.expert_bias",),

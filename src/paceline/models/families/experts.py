@@ -28,7 +28,7 @@ def feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     name = f"layers.{index}"
     normed = ops.norm(x, f"{name}.ffn_norm")
     if config.experts.shared:
-        parts = [f"{name}.shared_{part}" for part in ("gate", "up", "down", "by")]
+        parts = [f"{name}.shared_{part}" for part in (*PARTS, "by")]
         inner = ops.gated(normed, parts[:2], activation=config.activation)
         x = x + ops.gate(ops.linear(inner, parts[2:3]), ops.linear(normed, parts[3:]))
     return add_experts(ops, config, index, x, normed)
@@ -43,12 +43,23 @@ def add_experts(ops: Ops, config: ModelConfig, index: int, x: Rows, normed: Rows
     return ops.mix(normed, weights, *names, activation=config.activation, residual=x)
 
 
-def parts_of(router: str, expert: str, names: tuple[str, str, str]) -> dict[str, str]:
+PARTS = ("gate", "up", "down")
+
+
+def parts_of(router: str, expert: str, names: tuple[str, str, str] = PARTS) -> dict[str, str]:
     """Return names of a layer's router and experts, whose `{}` are number and part."""
-    own = zip(("gate", "up", "down"), names, strict=True)
+    own = zip(PARTS, names, strict=True)
     return {"router": router} | {f"experts.{part}": expert.format(theirs) for part, theirs in own}
 
 
+def stacked_in(module: str) -> dict[str, str]:
+    """Return names of a layer's tensors with a part of all experts, as newer checkpoints have."""
+    both = dict.fromkeys(("experts.gate", "experts.up"), f"{module}.gate_up_proj")
+    return both | {"experts.down": f"{module}.down_proj"}
+
+
+# Of GGUF files, where gate and up lie in one tensor.
+GGUF_STACKED = dict.fromkeys(("experts.gate", "experts.up"), "ffn_gate_up_exps.weight")
 HALVES = (llama_attention, feed_forward)
 _QWEN = ("gate_proj", "up_proj", "down_proj")
 
@@ -77,7 +88,7 @@ QWEN3_MOE = Family(
     "qwen3_moe",
     "qwen3moe",
     hf_parts=HF_PARTS | parts_of("mlp.gate", "mlp.experts.{{}}.{}", _QWEN),
-    gguf_parts=GGUF_PARTS | parts_of("ffn_gate_inp", "ffn_{}_exps", ("gate", "up", "down")),
+    gguf_parts=GGUF_PARTS | parts_of("ffn_gate_inp", "ffn_{}_exps"),
     from_hf=_qwen3_from_hf,
     from_gguf=_qwen3_from_gguf,
     halves=HALVES,

@@ -26,14 +26,13 @@ from paceline.models.families.base import (
     feed_forward,
     heads_of,
 )
-from paceline.models.families.experts import parts_of
+from paceline.models.families.experts import GGUF_STACKED, parts_of, stacked_in
 from paceline.models.ops import KV, Experts, Ops, Rows, Sight
 
 _PATTERN = 6  # every sixth layer sees everything
 _LOCAL_BASE, _BASE = 10_000.0, 1_000_000.0
 _ROTATED = 0.25  # of the pairs of a head that sees everything
 _FULL_WIDTH = 512
-_PARTS = ("gate", "up", "down")
 
 
 def _lenders(windows: Sequence[int], lent: int) -> tuple[int, ...]:
@@ -308,7 +307,7 @@ GEMMA4 = Family(
         "dense_norm": "post_feedforward_layernorm_1",
         "experts_norm": "pre_feedforward_layernorm_2",
         "post_experts_norm": "post_feedforward_layernorm_2",
-        **parts_of("router.proj", "experts.{{}}.{}_proj", _PARTS),
+        **parts_of("router.proj", "experts.{{}}.{}_proj"),
         "router_scale": "router.scale",
         "expert_scale": "router.per_expert_scale",
     },
@@ -321,16 +320,12 @@ GEMMA4 = Family(
         "dense_norm": "post_ffw_norm_1",
         "experts_norm": "pre_ffw_norm_2",
         "post_experts_norm": "post_ffw_norm_2",
-        **parts_of("ffn_gate_inp", "ffn_{}_exps", _PARTS),
+        **parts_of("ffn_gate_inp", "ffn_{}_exps"),
         "router_scale": "ffn_gate_inp.scale",
         "expert_scale": "ffn_down_exps.scale",
     },
-    hf_stacked={
-        "experts.gate": "experts.gate_up_proj",
-        "experts.up": "experts.gate_up_proj",
-        "experts.down": "experts.down_proj",
-    },
-    gguf_stacked=dict.fromkeys(("experts.gate", "experts.up"), "ffn_gate_up_exps.weight"),
+    hf_stacked=stacked_in("experts"),
+    gguf_stacked=GGUF_STACKED,
     bare=(
         "layer_scalar",
         "router.scale",

@@ -77,7 +77,7 @@ GPT_OSS = Family(
     | parts_of("mlp.router", "mlp.experts.{}", ("gate_proj", "up_proj", "down_proj"))
     | {"sinks": "self_attn.sinks"},
     gguf_parts=GGUF_PARTS
-    | parts_of("ffn_gate_inp", "ffn_{}_exps", ("gate", "up", "down"))
+    | parts_of("ffn_gate_inp", "ffn_{}_exps")
     | {"sinks": "attn_sinks", "ffn_norm": "post_attention_norm"},
     bare=("self_attn.sinks",),
     stacked=True,

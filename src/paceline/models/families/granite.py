@@ -17,7 +17,7 @@ from paceline.models.families.base import (
     LayerNames,
     llama_feed_forward,
 )
-from paceline.models.families.experts import add_experts, parts_of
+from paceline.models.families.experts import PARTS, add_experts, parts_of
 from paceline.models.ops import Experts, Ops, Rows
 
 
@@ -104,7 +104,6 @@ def _feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     return add_experts(ops, config, index, x, normed)
 
 
-_PARTS = ("gate", "up", "down")
 _MIXED = {
     "experts.gate": "block_sparse_moe.input_linear",
     "experts.up": "block_sparse_moe.input_linear",
@@ -123,11 +122,11 @@ GRANITE4 = Family(
         **_MIXED,
         **mamba2.hf_parts("mamba"),
     },
-    gguf_parts=GGUF_PARTS | parts_of("ffn_gate_inp", "ffn_{}_exps", _PARTS) | mamba2.GGUF_SSM,
+    gguf_parts=GGUF_PARTS | parts_of("ffn_gate_inp", "ffn_{}_exps") | mamba2.GGUF_SSM,
     fused=(("gate", "up"), *mamba2.FUSED),
     interleaved=True,
     hf_stacked={part: f"{name}.weight" for part, name in _MIXED.items()},
-    gguf_stacked={part: f"ffn_{part}_shexp.weight" for part in _PARTS},
+    gguf_stacked={part: f"ffn_{part}_shexp.weight" for part in PARTS},
     bare=mamba2.bare("mamba"),
     logarithms=("ssm_rate",),
     entries=_entries,

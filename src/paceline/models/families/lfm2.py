@@ -138,7 +138,7 @@ LFM2_MOE = replace(
     },
     gguf_parts={
         **LFM2.gguf_parts,
-        **parts_of("ffn_gate_inp", "ffn_{}_exps", ("gate", "up", "down")),
+        **parts_of("ffn_gate_inp", "ffn_{}_exps"),
         "router_offset": "exp_probs_b.bias",
     },
     bare=("feed_forward.expert_bias", "exp_probs_b.bias"),

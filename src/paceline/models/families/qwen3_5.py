@@ -21,7 +21,7 @@ from paceline.models.families.base import (
     heads_of,
     llama_feed_forward,
 )
-from paceline.models.families.experts import feed_forward, parts_of
+from paceline.models.families.experts import GGUF_STACKED, PARTS, feed_forward, parts_of, stacked_in
 from paceline.models.ops import Experts, Ops, Rows, Sight, StateHeads
 
 _EVERY = 4  # layer of which one has attention
@@ -187,30 +187,24 @@ def _moe_from_gguf(get: Get) -> dict[str, Any]:
     return {**_from_gguf(get), "experts": Experts(count, used, True, shared=True)}
 
 
-_PARTS = ("gate", "up", "down")
-
 QWEN3_5_MOE = replace(
     QWEN3_5,
     hf="qwen3_5_moe_text",
     gguf="qwen35moe",
     hf_parts={
         **QWEN3_5.hf_parts,
-        **parts_of("mlp.gate", "mlp.experts.{{}}.{}_proj", _PARTS),
-        **{f"shared_{part}": f"mlp.shared_expert.{part}_proj" for part in _PARTS},
+        **parts_of("mlp.gate", "mlp.experts.{{}}.{}_proj"),
+        **{f"shared_{part}": f"mlp.shared_expert.{part}_proj" for part in PARTS},
         "shared_by": "mlp.shared_expert_gate",
     },
     gguf_parts={
         **QWEN3_5.gguf_parts,
-        **parts_of("ffn_gate_inp", "ffn_{}_exps", _PARTS),
-        **{f"shared_{part}": f"ffn_{part}_shexp" for part in _PARTS},
+        **parts_of("ffn_gate_inp", "ffn_{}_exps"),
+        **{f"shared_{part}": f"ffn_{part}_shexp" for part in PARTS},
         "shared_by": "ffn_gate_inp_shexp",
     },
-    hf_stacked={
-        "experts.gate": "mlp.experts.gate_up_proj",
-        "experts.up": "mlp.experts.gate_up_proj",
-        "experts.down": "mlp.experts.down_proj",
-    },
-    gguf_stacked=dict.fromkeys(("experts.gate", "experts.up"), "ffn_gate_up_exps.weight"),
+    hf_stacked=stacked_in("mlp.experts"),
+    gguf_stacked=GGUF_STACKED,
     rows=("shared_by",),
     wraps=("qwen3_5_moe",),
     entries=_moe_entries,
