@@ -64,18 +64,10 @@ class Adaptive(Controller):
     def budgets(self, sequences: Sequence[Generation]) -> list[Budget]:
         return [shallower(self._limit, self._length(sequence)) for sequence in sequences]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        draft_seconds: float,
-        forward_seconds: float,
-    ) -> None:
-        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
-            if len(draft):
-                drafted, accepted = trees.deepest(draft), len(verdict.path)
-                self._lengths[sequence.id] = self._moved(sequence, drafted, accepted)
+    def learn(self, sequence: Generation, draft: TokenTree, verdict: Verdict) -> None:
+        if len(draft):
+            drafted, accepted = trees.deepest(draft), len(verdict.path)
+            self._lengths[sequence.id] = self._moved(sequence, drafted, accepted)
 
     def close(self, sequence: Generation) -> None:
         self._lengths.pop(sequence.id, None)

@@ -55,19 +55,10 @@ class Confidence(Controller):
     ) -> list[TokenTree]:
         return [self._select(*each) for each in zip(sequences, drafts, strict=True)]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        draft_seconds: float,
-        forward_seconds: float,
-    ) -> None:
-        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
-            drafted = trees.deepest(draft)
-            recent = self._recent_of(sequence)
-            recent.fade()
-            recent.add(drafted, len(verdict.path))
+    def learn(self, sequence: Generation, draft: TokenTree, verdict: Verdict) -> None:
+        recent = self._recent_of(sequence)
+        recent.fade()
+        recent.add(trees.deepest(draft), len(verdict.path))
 
     def close(self, sequence: Generation) -> None:
         self._recent.pop(sequence.id, None)

@@ -88,7 +88,15 @@ class Controller(Described, ABC):
         draft_seconds: float,
         forward_seconds: float,
     ) -> None:
-        """Learn from a step: what was verified, what was accepted, what it cost."""
+        """Learn from a step: what was verified, what was accepted, what it cost.
+
+        The default calls `learn` for each sequence.
+        """
+        for each in zip(sequences, drafts, verdicts, strict=True):
+            self.learn(*each)
+
+    def learn(self, sequence: Generation, draft: TokenTree, verdict: Verdict) -> None:
+        """Learn from what a step accepted of one draft."""
 
     def close(self, sequence: Generation) -> None:
         """Drop a sequence that has ended."""
