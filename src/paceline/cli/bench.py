@@ -70,9 +70,7 @@ def bench(
     fidelity: Annotated[
         bool, typer.Option("--fidelity", help="Also compare the precision with fp32.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory for results; resumes what was interrupted.")
-    ] = None,
+    out: o.Results = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Measure drafters against plain decoding on the same prompts, runs interleaved.

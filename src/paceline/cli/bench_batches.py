@@ -18,9 +18,7 @@ def batches(
         typer.Argument(help="Folders of paceline bench --batch B --out; one or more for each B."),
     ],
     *,
-    record: Annotated[
-        Path | None, typer.Option(help="Result file of the documentation to write, too.")
-    ] = None,
+    record: o.Record = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Fit speed-up and tokens per second over batch size, a + b log2 B.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -32,12 +31,8 @@ def methods(
     batch: Annotated[int, typer.Option(help="Of the second column of speed-ups.")] = 8,
     limit: Annotated[int, typer.Option(help="Prompts of a method.")] = 6,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 64,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory for results; resumes what was interrupted.")
-    ] = None,
-    record: Annotated[
-        Path | None, typer.Option(help="Result file of the documentation to write, too.")
-    ] = None,
+    out: o.Results = None,
+    record: o.Record = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Measure every method in its paper's mode, beside the paper's claim.

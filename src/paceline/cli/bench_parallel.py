@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -39,9 +38,7 @@ def parallel(
     batches: Annotated[str, typer.Option(help="Canvases decoded together, by commas.")] = "1",
     temperature: o.Temperature = 0.0,
     room: Annotated[int, typer.Option(help="Places of an answer.")] = 20,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory for results; resumes what was interrupted.")
-    ] = None,
+    out: o.Results = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Measure samplers of a canvas: accuracy, KL, forwards, positions and time.

@@ -36,7 +36,6 @@ def _said(text: str) -> Any:
 _HELP = dict(described(Options))
 Model = Annotated[str, _said(_HELP["model"])]
 Runtime = Annotated[str, _said(_HELP["runtime"])]
-Device = Annotated[str | None, _said(_HELP["device"])]
 Precision = Annotated[str | None, _said(_HELP["precision"])]
 Threads = Annotated[int | None, _said(_HELP["threads"])]
 MaxNewTokens = Annotated[int, _said("Most tokens to generate.")]
@@ -54,6 +53,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Prompts = Annotated[
     Path | None, _said("Spec-Bench JSONL: question_id, category, turns. Default: built-in mix.")
 ]
+Results = Annotated[Path | None, _said("Directory for results; resumes what was interrupted.")]
+Record = Annotated[Path | None, _said("Result file of the documentation to write, too.")]
 Data = Annotated[Path, _said("Folder of `paceline train data`.")]
 Folders = Annotated[
     list[Path],
