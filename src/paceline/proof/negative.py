@@ -327,13 +327,8 @@ class ClaimsTheArgmax(LevelExpansion):
     name: ClassVar[str] = "claims-the-argmax"
     kind: ClassVar[SamplingScheme | None] = "without_replacement"
 
-    def _level(
-        self, rows: list[Distribution], counts: list[int], names: Names, randomness: Randomness
-    ) -> list[list[int]]:
-        return [
-            [q.token(index) for index in top_k_ids(q.probs, count).tolist()]
-            for q, count in zip(rows, counts, strict=True)
-        ]
+    def _children(self, q: Distribution, count: int, names: Names, draws: Randomness) -> list[int]:
+        return [q.token(index) for index in top_k_ids(q.probs, count).tolist()]
 
 
 def prunes_unlikely(propose: Propose, threshold: float) -> Propose:

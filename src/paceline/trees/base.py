@@ -242,10 +242,8 @@ class LevelExpansion(TreeExpansion):
         return max(self._widths) == 1
 
     @abstractmethod
-    def _level(
-        self, rows: list[Distribution], counts: list[int], names: Names, randomness: Randomness
-    ) -> list[list[int]]:
-        # Tokens of the children, per row at most its count, in the order drawn.
+    def _children(self, q: Distribution, count: int, names: Names, draws: Randomness) -> list[int]:
+        # Tokens of the children of a node, at most `count`, in the order drawn.
         ...
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
@@ -261,9 +259,9 @@ class LevelExpansion(TreeExpansion):
                 break
             rows = yield from builder.ask(parents)
             names = builder.names(parents[0])
-            drawn = self._level(rows, counts[: len(parents)], names, randomness)
             level = []
-            for parent, tokens in zip(parents, drawn, strict=True):
+            for parent, q, count in zip(parents, rows, counts, strict=False):
+                tokens = self._children(q, count, names, randomness)
                 for token in tokens:
                     if (parent, token) not in builder.nodes:
                         level.append(builder.add(parent, token))

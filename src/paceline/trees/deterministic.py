@@ -86,19 +86,10 @@ class SharedNoise(LevelExpansion):
     paper = "Gumbel coupling, Daliri et al. 2025, arXiv:2408.07978"
     kind: ClassVar[SamplingScheme | None] = None
 
-    def _level(
-        self, rows: list[Distribution], counts: list[int], names: Names, randomness: Randomness
-    ) -> list[list[int]]:
-        noise = None
-        drawn: list[list[int]] = []
-        for q, count in zip(rows, counts, strict=True):
-            if len(q.probs) == 1:  # as at temperature 0: no noise can change the order
-                drawn.append([q.token(0)])
-                continue
-            if noise is None:
-                noise = randomness.noise(Draw(names.position, Purpose.NOISE))
-            drawn.append(gumbel_top_k(q, noise, count))
-        return drawn
+    def _children(self, q: Distribution, count: int, names: Names, draws: Randomness) -> list[int]:
+        if len(q.probs) == 1:  # as at temperature 0: no noise can change the order
+            return [q.token(0)]
+        return gumbel_top_k(q, draws.noise(Draw(names.position, Purpose.NOISE)), count)
 
 
 class Static(TreeExpansion):

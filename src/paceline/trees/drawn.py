@@ -43,16 +43,11 @@ class Branching(LevelExpansion):
         super().__init__(widths)
         self._noise = noise
 
-    def _level(
-        self, rows: list[Distribution], counts: list[int], names: Names, randomness: Randomness
-    ) -> list[list[int]]:
-        def children(q: Distribution, count: int) -> list[int]:
-            if not self._noise:
-                return [token for token, _ in islice(successive(q, names, randomness), count)]
-            uniform = randomness.uniform(len(q.probs), names())
-            return [q.token(index) for index in race(q.probs, uniform, count).tolist()]
-
-        return list(map(children, rows, counts))
+    def _children(self, q: Distribution, count: int, names: Names, draws: Randomness) -> list[int]:
+        if not self._noise:
+            return [token for token, _ in islice(successive(q, names, draws), count)]
+        uniform = draws.uniform(len(q.probs), names())
+        return [q.token(index) for index in race(q.probs, uniform, count).tolist()]
 
 
 class Iid(LevelExpansion):
@@ -63,13 +58,8 @@ class Iid(LevelExpansion):
     paper = "SpecInfer, Miao et al. 2023, arXiv:2305.09781"
     kind: ClassVar[SamplingScheme | None] = "iid"
 
-    def _level(
-        self, rows: list[Distribution], counts: list[int], names: Names, randomness: Randomness
-    ) -> list[list[int]]:
-        return [
-            [q.token(randomness.choice(q.probs, names())) for _ in range(count)]
-            for q, count in zip(rows, counts, strict=True)
-        ]
+    def _children(self, q: Distribution, count: int, names: Names, draws: Randomness) -> list[int]:
+        return [q.token(draws.choice(q.probs, names())) for _ in range(count)]
 
 
 class TopAndOne(LevelExpansion):
@@ -80,21 +70,16 @@ class TopAndOne(LevelExpansion):
     paper = "Hu et al. 2025, arXiv:2502.18779"
     kind: ClassVar[SamplingScheme | None] = "top_and_one"
 
-    def _level(
-        self, rows: list[Distribution], counts: list[int], names: Names, randomness: Randomness
-    ) -> list[list[int]]:
-        def children(q: Distribution, count: int) -> list[int]:
-            tokens: list[int] = []
-            rest = q
-            for index in top_k_ids(q.probs, count).tolist()[: count - 1]:
-                left = without(rest, q.token(index))
-                if left is None:  # something must be left to draw from
-                    break
-                rest = left
-                tokens.append(q.token(index))
-            return [*tokens, rest.token(randomness.choice(rest.probs, names()))]
-
-        return list(map(children, rows, counts))
+    def _children(self, q: Distribution, count: int, names: Names, draws: Randomness) -> list[int]:
+        tokens: list[int] = []
+        rest = q
+        for index in top_k_ids(q.probs, count).tolist()[: count - 1]:
+            left = without(rest, q.token(index))
+            if left is None:  # something must be left to draw from
+                break
+            rest = left
+            tokens.append(q.token(index))
+        return [*tokens, rest.token(draws.choice(rest.probs, names()))]
 
 
 class Paths(TreeExpansion):
