@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import reduce, wraps
 from inspect import Parameter, Signature, signature
 from operator import or_
@@ -177,14 +177,11 @@ def _as_typed(message: str, names: Iterable[str]) -> str:
     return f"--{name.replace('_', '-')}{message[len(name) :]}" if name in names else message
 
 
-def _init_fields(group: Any) -> list[Field[Any]]:
-    return [each for each in fields(group) if each.init]
-
-
 def _parameters(group: Any, takes: Takes | None = None) -> list[Parameter]:
     hints = get_type_hints(group, include_extras=True)
     own = signature(group).parameters  # knows the defaults
-    names = [each.name for each in _init_fields(group)] if takes is None else takes.names
+    every = (each.name for each in fields(group) if each.init)
+    names = list(every) if takes is None else takes.names
     defaults = {} if takes is None else takes.defaults
     return [
         Parameter(

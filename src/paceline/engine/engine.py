@@ -451,7 +451,8 @@ class Engine:
                     events += map(self._event, self._round(events))
                     return
                 except OutOfMemory as error:
-                    self._make_room(error, events)
+                    if not self._preempt():
+                        events.append(self._failed(self.scheduler.placed[0], error))
         finally:  # what has happened is told, whatever ends the step
             for event in events:
                 mail = self._mail.get(event.request)
@@ -632,10 +633,6 @@ class Engine:
             return False
         self.decoder.close(request.sequence)
         return True
-
-    def _make_room(self, error: OutOfMemory, events: list[Event]) -> None:
-        if not self._preempt():
-            events.append(self._failed(self.scheduler.placed[0], error))
 
     def _finish(self, request: Request) -> None:
         self.scheduler.remove(request)

@@ -104,7 +104,8 @@ def first_finish(
         for request in requests:
             _cancel(engine, request, done)
     samples = tuple(done[request] for request in requests)
-    index = min(range(n), key=lambda place: (*_rank(samples[place]), place))
+    ranks = [(_ORDER.index(each.finish_reason), len(each.token_ids)) for each in samples]
+    index = ranks.index(min(ranks))
     return FirstFinish(samples[index], index, seeds[index], samples)
 
 
@@ -112,10 +113,6 @@ def _cancel(engine: Engine, request: int, done: dict[int, Completion]) -> None:
     completion = engine.cancel(request)
     if completion is not None:
         done[request] = completion
-
-
-def _rank(completion: Completion) -> tuple[int, int]:
-    return _ORDER.index(completion.finish_reason), len(completion.token_ids)
 
 
 def _seed(seed: int, index: int) -> int:

@@ -194,11 +194,6 @@ def _compiler() -> list[str] | None:
     return [sys.executable, "-m", "ziglang", "c++"]
 
 
-def _sources() -> list[Path]:
-    # The largest first, so that all cores end together.
-    return sorted(_ROOT.rglob("*.cpp"), key=lambda path: (-path.stat().st_size, path))
-
-
 def _name(level: str) -> str:
     files = sorted([*_ROOT.rglob("*.cpp"), *_ROOT.rglob("*.hpp")])
     parts = [str(path.relative_to(_ROOT)).encode() + path.read_bytes() for path in files]
@@ -211,7 +206,8 @@ def _sanitizer() -> tuple[str, ...]:
 
 
 def _compiled(compiler: list[str], level: str, scratch: Path, pool: ThreadPoolExecutor) -> Path:
-    sources = _sources()
+    # The largest first, so that all cores end together.
+    sources = sorted(_ROOT.rglob("*.cpp"), key=lambda path: (-path.stat().st_size, path))
     objects = [str(scratch / f"{number}.o") for number in range(len(sources))]
     made = scratch / "made.so"
     common: tuple[str, ...] = (*_FLAGS, *_sanitizer())

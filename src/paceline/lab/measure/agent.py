@@ -100,7 +100,7 @@ class Stage:
 def stages(task: AgentTask) -> Generator[Stage, list[str], None]:
     """Yield the stages of a task; each is answered by sending a text per prompt."""
     goal = f"Task: {task.goal}"
-    files = _files(task.files)
+    files = "\n\n".join(f"File {name}:\n\n{FILES[name]}" for name in task.files)
     ask = f"Which {WORKERS} steps lead there? Answer with a numbered list, a sentence per step."
     [plan] = yield _stage("plan", ["plan"], [_chat(f"{files}\n\n{goal}\n\n{ask}")])
     steps = plan_steps(plan, task.steps)
@@ -217,10 +217,6 @@ def _stage(category: str, names: Sequence[str], chats: Sequence[list[dict[str, s
 
 def _chat(text: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": text}]
-
-
-def _files(names: Sequence[str]) -> str:
-    return "\n\n".join(f"File {name}:\n\n{FILES[name]}" for name in names)
 
 
 @dataclass(frozen=True)

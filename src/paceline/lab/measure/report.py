@@ -98,7 +98,8 @@ def cells(row: Row) -> list[str]:
 
 def _row(drafter: str, category: str, records: Sequence[Record]) -> Row:
     mine, base = _total(records, drafter), _total(records, BASELINE)
-    speedup = _ratio(mine.tokens_per_second, base.tokens_per_second)
+    pace = base.tokens_per_second
+    speedup = mine.tokens_per_second / pace if pace else None
     low, high = _interval(records, drafter)
     same = [r.runs[drafter].token_ids == r.runs[BASELINE].token_ids for r in records]
     return {
@@ -146,10 +147,6 @@ def _interval(records: Sequence[Record], drafter: str) -> tuple[float | None, fl
 def _figures(record: Record, drafter: str) -> tuple[float, float]:
     stats = record.runs[drafter].stats
     return stats.committed_tokens, stats.decode_seconds
-
-
-def _ratio(a: float, b: float) -> float | None:
-    return a / b if b else None
 
 
 # Settings that are shown elsewhere, or not at all.

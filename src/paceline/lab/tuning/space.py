@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -129,15 +129,13 @@ class Space:
 
     @cached_property
     def everything(self) -> Mapping[str, Configuration]:
-        return {found.name: found for sizing in SIZINGS for found in self._with(sizing)}
+        points = ((drafter, sizing) for sizing in SIZINGS for drafter in self.drafters)
+        return {found.name: found for found in (configuration(*each) for each in points)}
 
     def first_untried(self, tried: Collection[str]) -> tuple[str, str] | None:
         """Return drafter and sizing of the first point whose name is not in `tried`."""
         points = ((drafter, sizing) for sizing in SIZINGS for drafter in self.drafters)
         return next((p for p in points if configuration(*p).name not in tried), None)
-
-    def _with(self, sizing: str) -> Iterable[Configuration]:
-        return (configuration(drafter, sizing) for drafter in self.drafters)
 
 
 FEWEST_PROMPTS = 4

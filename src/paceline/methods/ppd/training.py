@@ -130,7 +130,7 @@ class PromptTask(TaughtTask[PromptRecipe]):
                     self.ranks.add(offset, RANKS, rank if rank < RANKS else None)
                     if rank >= RANKS:
                         break
-            found += _hits(ranks)
+            found += Hits(len(ranks), np.cumprod(ranks == 0, axis=1).sum(axis=0))
         return Judged(float(np.mean(losses)), found)
 
     def figures(self) -> dict[str, Any]:
@@ -170,7 +170,3 @@ def _ranks(guessed: Tensor, labels: IntArray) -> IntArray:
     own = guessed.gather(2, torch.from_numpy(labels).to(guessed.device)[..., None])
     ranks: IntArray = (guessed > own).sum(2).cpu().numpy()
     return ranks
-
-
-def _hits(ranks: IntArray) -> Hits:
-    return Hits(len(ranks), np.cumprod(ranks == 0, axis=1).sum(axis=0))

@@ -391,7 +391,7 @@ class CpuOps(Recorder):
 
     def times(self, x: Rows, by: str | float) -> Rows:
         number = self._matrices.required(by).item() if isinstance(by, str) else by
-        return self.join(PRODUCT, x, _constant(number, x.width))
+        return self.join(PRODUCT, x, Operand(None, weights=np.full(x.width, number, np.float32)))
 
     def relu2(self, x: Rows) -> Rows:
         return self.join(RELU2, x, x)
@@ -665,10 +665,6 @@ class BranchSights(Sights):
 
     def _record(self, program: Program, of: str, first: int, slots: int, upto: int) -> None:
         program.paths(rows_of(slots), of)
-
-
-def _constant(number: float, width: int) -> Operand:
-    return Operand(None, weights=np.full(width, number, np.float32))
 
 
 def _slots(of: Rows | Operand) -> int:

@@ -48,7 +48,7 @@ def decode(
     answers = [np.full(length, MASK) for _ in prompts]
     filled: list[list[int]] = [[] for _ in prompts]  # places in the order of filling
     while True:
-        open_ = [i for i, answer in enumerate(answers) if not _ended(answer)]
+        open_ = [i for i, each in enumerate(answers) if (each[: _first_end(each)] == MASK).any()]
         if not open_:
             break
         examples, asked = [], []
@@ -80,10 +80,6 @@ def best_tokens(model: TrainableModel, packed: PackedRows) -> tuple[ProbArray, I
 def _first_end(answer: IntArray) -> int:
     ends = np.flatnonzero(answer == EOS)
     return int(ends[0]) if len(ends) else len(answer)
-
-
-def _ended(answer: IntArray) -> bool:
-    return not (answer[: _first_end(answer)] == MASK).any()
 
 
 def _asked(
