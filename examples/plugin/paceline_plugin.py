@@ -1,6 +1,5 @@
 """A drafter that repeats the last bigram, and a verifier that mirrors its random numbers."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import ClassVar
 
@@ -27,26 +26,16 @@ class LastBigram(Drafter):
     def open(self, sequence: Generation) -> None:
         self._successors[sequence.id] = dict(pairwise(sequence.tokens))
 
-    def propose(
-        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
-    ) -> list[TokenTree]:
-        return [self._walk(s, b) for s, b in zip(sequences, budgets, strict=True)]
-
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
+    def learn(
+        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        for sequence, verdict in zip(sequences, verdicts, strict=True):
-            new = sequence.tokens[-(len(verdict.path) + 2) :]
-            self._successors[sequence.id].update(pairwise(new))
+        new = sequence.tokens[-(len(verdict.path) + 2) :]
+        self._successors[sequence.id].update(pairwise(new))
 
     def close(self, sequence: Generation) -> None:
         self._successors.pop(sequence.id, None)
 
-    def _walk(self, sequence: Generation, budget: Budget) -> TokenTree:
+    def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
         following = self._successors[sequence.id]
         chain, token = [], sequence.root
         while token in following and len(chain) < min(budget.nodes, budget.depth):

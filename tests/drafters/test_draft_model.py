@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.decoding_loop import decode
 from tests.helpers.drafter_context import context as drafter_context
+from tests.helpers.steps import step_of
 
 from paceline.core.target import Output, Rows, Target
 from paceline.core.tree import path_to
@@ -555,7 +556,7 @@ def test_nothing_is_read_until_a_draft_is_wanted() -> None:
     drafter.open(sequence)
     [draft] = drafter.propose([sequence], [Budget(0, 0)])
     assert not len(draft)
-    drafter.observe([sequence], [draft], [], [])
+    drafter.observe(step_of([sequence], [draft]))
     assert not small.caches
     sequence.tokens += [4, 0, 2]
     sequence.sampler.commit([4, 0, 2])
@@ -590,7 +591,7 @@ def test_a_draft_that_may_be_the_only_one_reads_little() -> None:
         """Tokens that it said it would read, and those before the root that it knows."""
         said, known = drafter.unread(sequence), len(sequence.tokens) - 1
         [made] = drafter.propose([sequence], [Budget(1, 1)])
-        drafter.observe([sequence], [made], [], [])
+        drafter.observe(step_of([sequence], [made]))
         begin = drafter._begins[sequence.id]
         assert small.caches[-1].tokens == sequence.tokens[begin : known + 1][: known - begin]
         sequence.tokens.append(0)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.helpers.drafter_context import context as drafter_context
+from tests.helpers.steps import step_of
 from tests.helpers.vocabularies import letters
 
 from paceline.core import tree as trees
@@ -140,7 +141,7 @@ def live(
         drafts = [foreign(generator, int(generator.integers(0, 9))) for _ in sequences]
         settled = [settle(s, d, generator) for s, d in zip(sequences, drafts, strict=True)]
         verdicts, outputs = zip(*settled, strict=True)
-        drafter.observe(sequences, drafts, list(verdicts), list(outputs))
+        drafter.observe(step_of(sequences, drafts, list(verdicts), list(outputs)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -199,7 +200,9 @@ def test_nothing_asked_for_is_nothing_drafted_but_something_heard(
         rows = [MODEL.logits((*context, *[4, 5, 6][:n])) for n in range(4)]
         sequence.tokens += [4, 5, 6, 7]
         sequence.sampler.commit([4, 5, 6, 7])
-        drafter.observe([sequence], [shown], [Verdict((0, 1, 2), 7)], [Output(np.stack(rows))])
+        drafter.observe(
+            step_of([sequence], [shown], [Verdict((0, 1, 2), 7)], [Output(np.stack(rows))])
+        )
     [draft] = drafter.propose([sequence], [Budget(3, 3)])
     if isinstance(drafter, HistoryDrafter) or name in ("prompt-lookup", "cacheback"):
         assert draft.tokens.tolist() == [4, 5, 6]
@@ -219,6 +222,6 @@ def test_a_window_takes_its_rows_from_the_path_that_stood() -> None:
     rows[np.arange(7), [0, 1, 2, 3, 4, 5, 6]] = 20.0  # row n says n
     sequence.tokens += [5, 6, 0]
     sequence.sampler.commit([5, 6, 0])
-    drafter.observe([sequence], [draft], [Verdict((3, 4), 0)], [Output(rows)])
+    drafter.observe(step_of([sequence], [draft], [Verdict((3, 4), 0)], [Output(rows)]))
     [window] = drafter.propose([sequence], [Budget(1, 1)])
     assert window.tokens.tolist() == [6]

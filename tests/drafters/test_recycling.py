@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.decoding_loop import decode_all
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
@@ -48,7 +49,7 @@ def teach(drafter: Recycling, tokens: list[int], logits: LogitArray) -> None:
     drafter.propose([sequence], [Budget(1, 1)])
     star = TokenTree(np.array(tokens[1:], np.int64), np.full(len(tokens) - 1, ROOT))
     sequence.tokens.append(0)
-    drafter.observe([sequence], [star], [Verdict((), 0)], [Output(logits)])
+    drafter.observe(step_of([sequence], [star], [Verdict((), 0)], [Output(logits)]))
     drafter.close(sequence)
 
 
@@ -154,7 +155,7 @@ def drafters(draw: st.DrawFn) -> Recycling:
         path = paths[generator.integers(len(paths))]
         sequence.tokens += [*draft.tokens[list(path)].tolist(), int(generator.integers(40))]
         output = Output(rows(1 + len(draft), seed))
-        drafter.observe([sequence], [draft], [Verdict((), 0)], [output])
+        drafter.observe(step_of([sequence], [draft], [Verdict((), 0)], [output]))
     drafter.close(sequence)
     return drafter
 
@@ -200,7 +201,7 @@ def test_the_order_follows_hit_rates() -> None:
         drafter.propose([sequence], [FULL])
         sequence.tokens.append(successors(drafter, sequence.root)[5])
         output = Output(rows(VOCABULARY, 1)[sequence.tokens[-2:-1]])
-        drafter.observe([sequence], [trees.EMPTY], [Verdict((), sequence.root)], [output])
+        drafter.observe(step_of([sequence], [trees.EMPTY], [Verdict((), sequence.root)], [output]))
     drafter.close(sequence)
     draft = propose(drafter, [3], Budget(1, 1))
     assert draft.tokens.tolist() == [successors(drafter, 3)[5]]
@@ -257,7 +258,7 @@ def test_vocabularies_narrower_than_a_row_of_the_matrix_work() -> None:
     [draft] = drafter.propose([sequence], [FULL])
     sequence.tokens.append(2)
     logits = np.zeros((1 + len(draft), 3), np.float32)
-    drafter.observe([sequence], [draft], [Verdict((), 2)], [Output(logits)])
+    drafter.observe(step_of([sequence], [draft], [Verdict((), 2)], [Output(logits)]))
     trees.validate(drafter.propose([sequence], [FULL])[0])
 
 
@@ -283,7 +284,7 @@ def test_logits_of_any_layout_are_learned() -> None:
         [draft] = drafter.propose([sequence], [FULL])
         sequence.tokens.append(2)
         logits = np.asfortranarray(rows(1 + len(draft), seed=0), dtype=layout)
-        drafter.observe([sequence], [draft], [Verdict((), 2)], [Output(logits)])
+        drafter.observe(step_of([sequence], [draft], [Verdict((), 2)], [Output(logits)]))
         tables.append(drafter._successors)
     assert tables[0] == tables[1]
     assert set(tables[0]) != {-1}
@@ -303,7 +304,7 @@ def test_plain_steps_are_learned_from_now_and_then() -> None:
         before = drafter._successors[root * WIDTH : (root + 1) * WIDTH]
         nothing = TokenTree(np.zeros(0, np.int64), np.zeros(0, np.int64))
         logits = rows(1, seed=len(sequence.tokens))
-        drafter.observe([sequence], [nothing], [Verdict((), token)], [Output(logits)])
+        drafter.observe(step_of([sequence], [nothing], [Verdict((), token)], [Output(logits)]))
         return drafter._successors[root * WIDTH : (root + 1) * WIDTH] != before
 
     learned = [step(token % VOCABULARY, Budget(0, 0)) for token in range(6, 38)]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.decoding_loop import decode_all
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
@@ -51,7 +52,7 @@ def commit(
     generator = np.random.default_rng(seed)
     logits = (3 * generator.normal(size=(1 + len(draft), VOCABULARY))).astype(np.float32)
     logits[0, new[0]] = 20.0
-    drafter.observe([sequence], [draft], [Verdict((), new[-1])], [Output(logits)])
+    drafter.observe(step_of([sequence], [draft], [Verdict((), new[-1])], [Output(logits)]))
 
 
 def propose(drafter: Drafter, sequence: Generation, budget: Budget) -> TokenTree:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
@@ -63,7 +64,7 @@ def commit(drafter: Drafter, sequence: Generation, draft: TokenTree, new: list[i
     """What the decoder does after a step; these drafters look at committed tokens alone."""
     sequence.tokens += new
     output = Output(np.zeros((1 + len(draft), VOCABULARY), np.float32))
-    drafter.observe([sequence], [draft], [Verdict((), new[-1])], [output])
+    drafter.observe(step_of([sequence], [draft], [Verdict((), new[-1])], [output]))
 
 
 RUNS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=6)
@@ -129,7 +130,7 @@ def test_sequences_do_not_mix(name: str, folder: Path) -> None:
     for sequence, run in zip(together, runs, strict=True):
         sequence.tokens += run
     nothing = Output(np.zeros((1, 3), np.float32))
-    batch.observe(together, drafts, [Verdict((), 0)] * 3, [nothing] * 3)
+    batch.observe(step_of(together, drafts, [Verdict((), 0)] * 3, [nothing] * 3))
     # Leave one, change the order: what is proposed follows the sequence, not its place.
     batch.close(together[1])
     remaining = [together[2], together[0]]

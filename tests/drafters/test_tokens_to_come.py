@@ -12,6 +12,7 @@ import pytest
 from tests.drafters.test_draft_model import BIG, SAMPLED, VOCABULARY, Watched, decoder_of, plain
 from tests.helpers import tiny_model as tiny
 from tests.helpers.decoding_loop import decode
+from tests.helpers.steps import step_of
 
 import paceline
 from paceline.core.types import Budget, LogitArray, SamplingParams
@@ -131,7 +132,7 @@ def test_drafts_are_what_transformers_foretells(tmp_path: Path, told: int) -> No
     found, wanted = [], []
     for committed in ([], [8, 90], [4], [251, 60, 33, 7, 120]):
         sequence.tokens.extend(committed)
-        drafter.observe([sequence], [], [], [])
+        drafter.observe(step_of([sequence]))
         [draft] = drafter.propose([sequence], [Budget(4, 4)])
         found.append(draft.tokens.tolist())
         wanted.append(theirs(path, sequence.tokens, 4))

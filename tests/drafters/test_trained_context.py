@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
@@ -58,7 +59,7 @@ def test_of_a_prompt_the_end_is_read_and_only_when_a_draft_is_wanted() -> None:
             sequence.tokens.append(last + 1)
             row = np.full((1, 4), last, dtype=np.float32)
             output = Output(np.zeros((1, 1), dtype=np.float32), features=row)
-            drafter.observe([sequence], [trees.EMPTY], [Verdict((), last + 1)], [output])
+            drafter.observe(step_of([sequence], [trees.EMPTY], [Verdict((), last + 1)], [output]))
 
     commit(40)
     assert runner.taken == []

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.types import Budget, Needs, SamplingParams, TokenTree
 from paceline.drafters.base import Drafter
 from paceline.engine.by_temperature import ControllersByKind, DraftersByKind
 from paceline.policy.controller import Controller
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 Calls = list[tuple[Any, ...]]
 
@@ -51,8 +52,8 @@ class Noted(Drafter):
         self.calls.append(("propose", ids(sequences), [b.nodes for b in budgets]))
         return [trees.chain([self.token, s.id]) for s in sequences]
 
-    def observe(self, sequences: Any, drafts: Any, verdicts: Any, outputs: Any) -> None:
-        self.calls.append(("observe", ids(sequences), drafts, verdicts, outputs))
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        self.calls.append(("observe", *map(list, zip(*step, strict=True))))
 
     def close(self, sequence: Generation) -> None:
         self.calls.append(("close", sequence.id))
@@ -76,10 +77,9 @@ class Ruled(Controller):
     ) -> list[TokenTree]:
         return [trees.chain(draft.tokens[:1].tolist()) for draft in drafts]
 
-    def observe(
-        self, sequences: Any, drafts: Any, verdicts: Any, draft: float, forward: float
-    ) -> None:
-        self.calls.append(("observe", ids(sequences), verdicts, draft, forward))
+    def observe(self, step: Sequence[VerifiedDraft], draft: float, forward: float) -> None:
+        mine, verdicts = [each.sequence.id for each in step], [each.verdict for each in step]
+        self.calls.append(("observe", mine, verdicts, draft, forward))
 
     def close(self, sequence: Generation) -> None:
         self.calls.append(("close", sequence.id))
@@ -98,15 +98,15 @@ def test_each_drafter_hears_of_its_own_requests_alone() -> None:
     other.calls.clear()
     drafts = both.propose(MIXED, [Budget(n, 1) for n in (10, 11, 12, 13)])
     assert [d.tokens.tolist() for d in drafts] == [[7, 0], [8, 1], [8, 2], [7, 3]]
-    both.observe(MIXED, drafts, list("abcd"), list("efgh"))  # type: ignore[arg-type]
+    both.observe(step_of(MIXED, drafts, list("abcd"), list("efgh")))  # type: ignore[arg-type]
     both.close(HOT)
     assert one.calls == [
         ("propose", (0, 3), [10, 13]),
-        ("observe", (0, 3), [drafts[0], drafts[3]], ["a", "d"], ["e", "h"]),
+        ("observe", [GREEDY, MIXED[3]], [drafts[0], drafts[3]], ["a", "d"], ["e", "h"]),
     ]
     assert other.calls == [
         ("propose", (1, 2), [11, 12]),
-        ("observe", (1, 2), [drafts[1], drafts[2]], ["b", "c"], ["f", "g"]),
+        ("observe", [WARM, HOT], [drafts[1], drafts[2]], ["b", "c"], ["f", "g"]),
         ("close", 2),
     ]
 
@@ -120,15 +120,15 @@ def test_each_controller_rules_its_own_requests_beside_the_others() -> None:
     drafts = [trees.chain([n, n]) for n in (1, 2, 3)]
     kept = both.select([GREEDY, WARM, HOT], drafts)
     assert [d.tokens.tolist() for d in kept] == [[1], [2], [3]]
-    both.observe([GREEDY, WARM, HOT], kept, list("abc"), 0.3, 0.9)  # type: ignore[arg-type]
+    both.observe(step_of([GREEDY, WARM, HOT], kept, list("abc")), 0.3, 0.9)  # type: ignore[arg-type]
     both.close(WARM)
     assert one.calls == [
         ("budgets", (0,), 8),
-        ("observe", (0,), ["a"], pytest.approx(0.1), 0.9),
+        ("observe", [0], ["a"], pytest.approx(0.1), 0.9),
     ]
     assert other.calls == [
         ("budgets", (1, 2), 7),
-        ("observe", (1, 2), ["b", "c"], pytest.approx(0.2), 0.9),
+        ("observe", [1, 2], ["b", "c"], pytest.approx(0.2), 0.9),
         ("close", 1),
     ]
 

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.steps import step_of
 from tests.policy.environment import Machine, play, start, within
 
 from paceline.core import tree as trees
@@ -52,7 +53,7 @@ def test_the_rule_is_what_it_says(
     [sequence] = start(1)
     for drafted, accepted in steps:
         verdict = Verdict(tuple(range(accepted)), 0)
-        controller.observe([sequence], [trees.chain([0] * drafted)], [verdict], 0.0, 1.0)
+        controller.observe(step_of([sequence], [trees.chain([0] * drafted)], [verdict]), 0.0, 1.0)
     length = naive(steps, memory, rise, least, depth)
     assert controller.budgets([sequence]) == [Budget(length, length)]
 
@@ -60,7 +61,7 @@ def test_the_rule_is_what_it_says(
 def told(controller: Adaptive, sequence: Generation, drafted: int, accepted: int) -> int:
     """The length after a step more."""
     draft, verdict = trees.chain([0] * drafted), Verdict(tuple(range(accepted)), 0)
-    controller.observe([sequence], [draft], [verdict], 0.0, 1.0)
+    controller.observe(step_of([sequence], [draft], [verdict]), 0.0, 1.0)
     return controller.budgets([sequence])[0].depth
 
 
@@ -107,7 +108,7 @@ def test_a_shorter_tree_keeps_its_width() -> None:
     controller = Adaptive(nodes=24, depth=8, least=1)
     [sequence] = start(1)
     assert controller.budgets([sequence]) == [Budget(24, 8)]
-    controller.observe([sequence], [trees.chain([0])], [Verdict((), 0)], 0.0, 1.0)
+    controller.observe(step_of([sequence], [trees.chain([0])], [Verdict((), 0)]), 0.0, 1.0)
     assert controller.budgets([sequence]) == [Budget(3, 1)]
 
 

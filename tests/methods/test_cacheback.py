@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.target import NO_STATE, Output
@@ -54,7 +55,7 @@ def test_the_latest_use_is_the_best_guide() -> None:
     for token in (3, 3, 3):
         drafter.propose([sequence], [Budget(0, 0)])
         sequence.tokens.append(token)
-        drafter.observe([sequence], [trees.EMPTY], [Verdict((), token)], [UNREAD])
+        drafter.observe(step_of([sequence], [trees.EMPTY], [Verdict((), token)], [UNREAD]))
     assert propose(drafter, [1, 2], 1).tokens.tolist() == [3]
 
 

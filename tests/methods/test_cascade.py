@@ -16,7 +16,7 @@ from tests.proof.joints import joint_of_steps
 
 from paceline.core import tree as trees
 from paceline.core.target import Output, Rows, Target
-from paceline.core.types import Budget, Needs, SamplingParams, TokenTree, Verdict
+from paceline.core.types import Budget, Needs, SamplingParams, TokenTree
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.recycling import Recycling
 from paceline.engine.loop import AutoregressiveDecoder
@@ -29,7 +29,7 @@ from paceline.policy.controller import Fixed
 from paceline.proof.compare import extend, max_error, target_joint
 from paceline.proof.oracle import enumerate_distribution
 from paceline.proof.tabular import TabularCache, TabularModel, TabularTarget, processed
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.sampling.randomness import Randomness
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.block import Block
@@ -157,16 +157,11 @@ class Orderly(PromptLookup):
         self._asked = [sequence.id for sequence in sequences]
         return super().propose(sequences, budgets)
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        sequences = [each.sequence for each in step]
         self._grow(sequences)
         assert self._asked == [sequence.id for sequence in sequences]
-        super().observe(sequences, drafts, verdicts, outputs)
+        super().observe(step)
 
     def close(self, sequence: Generation) -> None:
         del self._text[sequence.id]
@@ -491,14 +486,8 @@ class Reading(Drafter):
             out.append(trees.limit(tree, budget.nodes, budget.depth))
         return out
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
-        for sequence, verdict, output in zip(sequences, verdicts, outputs, strict=True):
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        for sequence, _, verdict, output in step:
             assert output.features is not None
             rows = output.features[[0, *(node + 1 for node in verdict.path)], :2]
             self._rows[sequence.id] += rows.tolist()

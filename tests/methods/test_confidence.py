@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.steps import step_of
 from tests.policy.environment import start
 
 from paceline.core import tree as trees
@@ -47,7 +48,7 @@ def drawn(depth: int) -> TokenTree:
 def step(controller: Confidence, sequence: Generation, draft: TokenTree, accepted: int) -> None:
     [chosen] = controller.select([sequence], [draft])
     verdict = Verdict(tuple(range(min(accepted, len(chosen)))), 0)
-    controller.observe([sequence], [chosen], [verdict], 0.0, 1.0)
+    controller.observe(step_of([sequence], [chosen], [verdict]), 0.0, 1.0)
 
 
 @settings(max_examples=80)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.drafter_context import context as drafter_context
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
@@ -121,7 +122,9 @@ def test_the_longest_match_is_found_as_the_sequence_grows(folder: Path) -> None:
     for token in [0, 1, 2, 3, 4, 5]:
         draft = propose(drafter, sequence, Budget(4, 4))
         sequence.tokens.append(token)
-        drafter.observe([sequence], [draft], [Verdict((), token)], [Output(np.zeros((1, 6), "f4"))])
+        drafter.observe(
+            step_of([sequence], [draft], [Verdict((), token)], [Output(np.zeros((1, 6), "f4"))])
+        )
         assert drafter._known[0][1] <= LONGEST
     assert propose(drafter, sequence, Budget(1, 1)).tokens.tolist() == [5]
     assert drafter._known[0] == (9, 7)  # 5 0 1 2 3 4 5

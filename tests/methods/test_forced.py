@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.decoding_loop import decode_all
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.target import NO_STATE, Output
@@ -34,7 +35,7 @@ def start(forced: dict[int, int] | None = None, id: int = 0, prompt: int = 3) ->
 def commit(drafter: Forced, sequence: Generation, new: list[int]) -> None:
     [draft] = drafter.propose([sequence], [WIDE])
     sequence.tokens += new
-    drafter.observe([sequence], [draft], [Verdict((), new[-1])], [UNREAD])
+    drafter.observe(step_of([sequence], [draft], [Verdict((), new[-1])], [UNREAD]))
 
 
 def drafted(
@@ -172,7 +173,7 @@ def test_sequences_do_not_mix_and_close_drops_their_state() -> None:
     assert (a.tokens.tolist(), b.tokens.tolist()) == ([1, 2], [6])
     one.tokens.append(1)
     other.tokens += [6, 1, 2]
-    drafter.observe([one, other], [a, b], [Verdict((), 1), Verdict((), 2)], [UNREAD] * 2)
+    drafter.observe(step_of([one, other], [a, b], [Verdict((), 1), Verdict((), 2)], [UNREAD] * 2))
     b, a = drafter.propose([other, one], [WIDE] * 2)
     assert (a.tokens.tolist(), b.tokens.tolist()) == ([2, 3], [3])
     drafter.close(one)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.steps import step_of
 
 from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
@@ -83,7 +84,7 @@ def propose(drafter: InputGuided, sequence: Generation, budget: Budget) -> Token
 def commit(drafter: InputGuided, sequence: Generation, draft: TokenTree, new: Text) -> None:
     sequence.tokens += new
     output = Output(np.zeros((1 + len(draft), 4), np.float32))
-    drafter.observe([sequence], [draft], [Verdict((), new[-1])], [output])
+    drafter.observe(step_of([sequence], [draft], [Verdict((), new[-1])], [output]))
 
 
 def forwards(source: Text, output: Text, nodes: int = 20) -> int:

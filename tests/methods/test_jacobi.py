@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.decoding_loop import decode
 from tests.helpers.drafter_context import context as drafter_context
+from tests.helpers.steps import step_of
 from tests.proof.joints import joint_of_steps
 
 from paceline.core import tree as trees
@@ -224,7 +225,7 @@ def test_rows_beyond_a_smaller_window_are_kept() -> None:
     sequence.tokens.append(0)
     sequence.sampler.commit([0])
     verdict = Verdict((), 0)
-    drafter.observe([sequence], [trees.EMPTY], [verdict], [Output(logits)])
+    drafter.observe(step_of([sequence], [trees.EMPTY], [verdict], [Output(logits)]))
     [after] = drafter.propose([sequence], [Budget(4, 4)])
     assert wide.sampling is not None
     assert after.sampling is not None
@@ -253,7 +254,7 @@ def test_a_position_where_nothing_is_possible_starts_anew() -> None:
     sequence.sampler = Strict(params, [3, 1])
     sequence.tokens.append(5)
     logits = np.stack([MODEL.logits((i,)) for i in range(4)])
-    drafter.observe([sequence], [draft], [Verdict((), 5)], [Output(logits)])
+    drafter.observe(step_of([sequence], [draft], [Verdict((), 5)], [Output(logits)]))
     [draft] = drafter.propose([sequence], [Budget(3, 3)])
     assert draft.sampling is not None
     assert draft.sampling.rows[-1].dense().min() > 0  # the target's own

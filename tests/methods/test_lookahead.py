@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
@@ -167,7 +168,7 @@ def test_rows_that_a_controller_cut_are_not_asked() -> None:
     logits = np.zeros((3, 100), np.float32)
     logits[2, 55] = 1.0
     sequence.tokens.append(8)
-    drafter.observe([sequence], [pruned], [Verdict((), 8)], [Output(logits)])
+    drafter.observe(step_of([sequence], [pruned], [Verdict((), 8)], [Output(logits)]))
     fill = [[1, 2, 3, 4, 5, 6, 7][(7 + 1 + c) % 7] for c in range(3)]
     assert window.levels == [[30, 31, 32], [fill[0], 55, fill[2]]]
 
@@ -192,7 +193,7 @@ def test_n_grams_of_the_window_are_drafted_later() -> None:
     logits = np.zeros((2, 100), np.float32)
     logits[1, 50] = 1.0
     sequence.tokens.append(8)
-    drafter.observe([sequence], [draft], [Verdict((), 8)], [Output(logits)])
+    drafter.observe(step_of([sequence], [draft], [Verdict((), 8)], [Output(logits)]))
     drafter.open(other := Generation.start(1, [7, 3], SamplingParams()))
     [draft] = drafter.propose([other], [Budget(5, 4)])
     assert draft.tokens.tolist()[:2] == [40, 50]

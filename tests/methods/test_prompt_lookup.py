@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
@@ -38,7 +39,7 @@ def commit(drafter: PromptLookup, sequence: Generation, draft: TokenTree, new: l
     """What the decoder does after a step; the drafter looks at committed tokens alone."""
     sequence.tokens += new
     output = Output(np.zeros((1 + len(draft), 4), np.float32))
-    drafter.observe([sequence], [draft], [Verdict((), new[-1])], [output])
+    drafter.observe(step_of([sequence], [draft], [Verdict((), new[-1])], [output]))
 
 
 def naive(tokens: list[int], count: int) -> list[int]:

@@ -23,6 +23,7 @@ from tests.drafters.network.test_trained import (
     random_weights,
     saved,
 )
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.target import Rows
@@ -192,7 +193,7 @@ def test_a_step_runs_every_layer_once(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = made.forward(target, [Rows.draft(sequence.cache, PROMPT[-1:])])
     token = int(outputs[0].logits[0].argmax())
     sequence.tokens.append(token)
-    made.observe([sequence], [trees.EMPTY], [Verdict((), token)], outputs)
+    made.observe(step_of([sequence], [trees.EMPTY], [Verdict((), token)], outputs))
     run.clear()
     [draft] = made.propose([sequence], [Budget(4, 4)])
     assert len(draft) == 4
@@ -205,7 +206,7 @@ def test_the_draft_is_that_of_the_node_that_was_accepted_last() -> None:
     sequence = Generation.start(0, [*PROMPT, 9, 31, 7], GREEDY)
     sequence.cache = cache
     expected = rows[:, 3].argmax(-1).tolist()
-    made.observe([sequence], [TREE], [Verdict((0, 2), 7)], [out])
+    made.observe(step_of([sequence], [TREE], [Verdict((0, 2), 7)], [out]))
     [draft] = made.propose([sequence], [Budget(64, WIDTH)])
     assert draft.tokens[:1].tolist() == expected[:1]
     chain, node = [], -1

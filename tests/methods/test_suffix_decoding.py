@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
@@ -221,7 +222,9 @@ def test_ended_sequences_are_taken_in_a_little_per_step() -> None:
     for token in range(3, 12):
         draft = propose(drafter, running, Budget(4, 4))
         running.tokens.append(token)
-        drafter.observe([running], [draft], [Verdict((), token)], [Output(np.zeros((1, 4), "f4"))])
+        drafter.observe(
+            step_of([running], [draft], [Verdict((), token)], [Output(np.zeros((1, 4), "f4"))])
+        )
         sizes.append(len(drafter.history.texts.log) - 1)
     assert sizes == [0, 8, 16, 24, 32, 40, 41, 41, 41]
 

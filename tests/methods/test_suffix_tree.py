@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.target import NO_STATE, Output
@@ -164,7 +165,7 @@ def run(drafter: SuffixTrees, number: int, prompt: Text, output: Text) -> None:
     drafter.open(sequence)
     for token in output:
         sequence.tokens.append(token)
-        drafter.observe([sequence], [trees.EMPTY], [Verdict((), token)], [UNREAD])
+        drafter.observe(step_of([sequence], [trees.EMPTY], [Verdict((), token)], [UNREAD]))
     drafter.close(sequence)
 
 

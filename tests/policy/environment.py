@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.types import UNLIMITED, Budget, IntArray, SamplingParams, Speculation, Verdict
@@ -90,7 +91,7 @@ def play(
         seconds = machine.seconds(rows, last) * (1 + 0.05 * generator.standard_normal())
         last = rows
         drafts = [trees.chain([0] * length) for length in lengths]
-        controller.observe(running, drafts, verdicts, 0.0, seconds)
+        controller.observe(step_of(running, drafts, verdicts), 0.0, seconds)
         tokens += len(running) + sum(len(verdict.path) for verdict in verdicts)
         total += seconds
         sizes.append(lengths)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
-from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.policy.controller import Controller
@@ -172,10 +172,10 @@ def play(
             verdicts.append(verdict)
             sequence.tokens += [*map(draft.tokens.item, verdict.path), verdict.next_token]
             out.sources += [*map(draft.origin, verdict.path), None]
-        nothing = [Output(np.zeros((1, 1), np.float32))] * len(running)
-        drafter.observe(running, drafts, verdicts, nothing)
+        step = step_of(running, drafts, verdicts)
+        drafter.observe(step)
         if controller:
-            controller.observe(running, drafts, verdicts, drafting - drafter.tried, forward)
+            controller.observe(step, drafting - drafter.tried, forward)
         for sequence in [each for each in running if each.room <= 0]:
             drafter.close(sequence)
             if controller:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.types import (
@@ -162,7 +163,7 @@ def play(
         ]
         verdicts = [Verdict(tuple(range(n)), 0) for n in stood]
         rows = len(sequences) + sum(lengths[-1])
-        controller.observe(sequences, drafts, verdicts, 0.0, controller.costs.time(rows))
+        controller.observe(step_of(sequences, drafts, verdicts), 0.0, controller.costs.time(rows))
     return lengths
 
 
@@ -283,7 +284,7 @@ def test_no_batch_is_slower_than_plain_decoding_in_the_long_run(roots: int, rate
         spent = truth.time(roots + sum(map(len, chosen)))
         token = int(draft.tokens[0]) if generator.random() < rate else 99
         verdicts = [Verdict(tuple(range(n)), token) for n in stood]
-        controller.observe(sequences, chosen, verdicts, 0.0, spent)
+        controller.observe(step_of(sequences, chosen, verdicts), 0.0, spent)
         tokens += roots + sum(stood)
         seconds += spent
     assert tokens / seconds >= 0.97 * roots / truth.time(roots)
@@ -300,7 +301,7 @@ def test_a_batch_that_never_pays_stops_asking_for_drafts_that_cost_time() -> Non
         chosen = controller.select(sequences, drafts)
         asked.append(budgets[0].nodes > 0)
         took = 0.5 if asked[-1] else 0.0
-        controller.observe(sequences, chosen, [Verdict((), 0)] * 8, took, 8.0)
+        controller.observe(step_of(sequences, chosen, [Verdict((), 0)] * 8), took, 8.0)
     assert asked[0]
     assert np.mean(asked[-320:]) == 1 / 16
 
@@ -315,7 +316,9 @@ def test_a_drafter_that_finds_nothing_for_long_is_asked_less_until_it_finds_some
         draft = found if budget.nodes else trees.EMPTY
         chosen = controller.select([sequence], [draft])
         verdict = Verdict(tuple(range(len(chosen[0]))), 99)
-        controller.observe([sequence], chosen, [verdict], 0.01 if budget.nodes else 0.0, 1.0)
+        controller.observe(
+            step_of([sequence], chosen, [verdict]), 0.01 if budget.nodes else 0.0, 1.0
+        )
         return budget.nodes > 0
 
     nothing = [asked(trees.EMPTY) for _ in range(300)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.helpers.steps import step_of
+
 from paceline.core import tree as trees
 from paceline.core.types import Budget, SamplingParams, Verdict
 from paceline.policy.cost import CostModel
@@ -36,7 +38,7 @@ def test_a_rest_ends_within_a_few_steps_of_forgetting_that_a_sequence_was_bad() 
     for _ in range(60):
         for sequence, path in ((good, (0, 1, 2, 3)), (bad, ())):
             chains.budgets([sequence], costs, 0)
-            chains.learn([sequence], [chain], [Verdict(path, 9)], 0.0, costs)
+            chains.learn(step_of([sequence], [chain], [Verdict(path, 9)]), 0.0, costs)
     depths = [chains.budgets([bad], costs, 0)[0].depth for _ in range(300)]
     assert depths[:30] == [0] * 30
     assert depths[-1] == 4
@@ -46,8 +48,8 @@ def test_drafting_that_takes_long_is_learned_and_steps_without_drafts_say_nothin
     chains, sequences = ChainSizer(Budget(8, 8), 0.9, 0.0), batch(0)
     assert chains.budgets(sequences, CHEAP, 0)[0].depth == 8
     for _ in range(100):
-        chains.learn(sequences, [trees.EMPTY], [Verdict((), 1)], 50.0, CHEAP)
+        chains.learn(step_of(sequences), 50.0, CHEAP)
     assert chains.budgets(sequences, CHEAP, 0)[0].depth == 8
     for _ in range(100):
-        chains.learn(sequences, [trees.chain([1, 2])], [Verdict((0, 1), 1)], 50.0, CHEAP)
+        chains.learn(step_of(sequences, [trees.chain([1, 2])], [Verdict((0, 1), 1)]), 50.0, CHEAP)
     assert chains.budgets(sequences, CHEAP, 0)[0].depth == 0

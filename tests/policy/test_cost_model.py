@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.types import ROOT, Budget, DraftSampling, SamplingParams, TokenTree, Verdict
@@ -184,7 +185,7 @@ def test_a_drafter_that_stopped_paying_is_noticed_when_it_would_pay_again() -> N
         path = tuple(range(min(stood, len(chosen))))
         token = int(draft.tokens[0]) if stood and not len(chosen) else 99
         seconds = 1.0 + 0.1 * (1 + len(chosen))
-        controller.observe([sequence], [chosen], [Verdict(path, token)], 0.0, seconds)
+        controller.observe(step_of([sequence], [chosen], [Verdict(path, token)]), 0.0, seconds)
         return len(chosen)
 
     while step(stood=0):
@@ -201,7 +202,7 @@ def accept(controller: CostModelController, draft: TokenTree, accepted: int, tim
         controller.budgets(sequences)
         [verified] = controller.select(sequences, [draft])
         verdict = Verdict(tuple(range(min(accepted, len(verified)))), 0)
-        controller.observe(sequences, [verified], [verdict], 0.0, controller.costs.time(2))
+        controller.observe(step_of(sequences, [verified], [verdict]), 0.0, controller.costs.time(2))
 
 
 def test_chains_without_estimates_get_the_depth_that_pays() -> None:
@@ -233,7 +234,7 @@ def test_draft_time_is_learned() -> None:
     controller.select(sequences, [chain])
     assert controller.budgets(sequences)[0].depth > 1
     for _ in range(200):
-        controller.observe(sequences, [chain], [Verdict((0, 1), 0)], 40.0, 1.0)
+        controller.observe(step_of(sequences, [chain], [Verdict((0, 1), 0)]), 40.0, 1.0)
     assert controller.budgets(sequences)[0].depth == 0
 
 
@@ -245,7 +246,7 @@ def test_a_step_without_drafts_does_not_undo_the_choice() -> None:
     assert controller.budgets(sequences) == [Budget(0, 0)]
     for _ in range(3):
         controller.select(sequences, [trees.EMPTY])
-        controller.observe(sequences, [trees.EMPTY], [Verdict((), 0)], 0.0, 1.0)
+        controller.observe(step_of(sequences, [trees.EMPTY], [Verdict((), 0)]), 0.0, 1.0)
         assert controller.budgets(sequences) == [Budget(0, 0)]
 
 
@@ -263,7 +264,7 @@ def test_estimates_are_calibrated_per_sequence() -> None:
     draft = scored([ROOT, 0], [0.5, 0.5])
     for _ in range(60):
         verdicts = [Verdict((0, 1), 0), Verdict((), 0)]
-        controller.observe([lucky, unlucky], [draft, draft], verdicts, 0.0, model.time(6))
+        controller.observe(step_of([lucky, unlucky], [draft, draft], verdicts), 0.0, model.time(6))
     assert count(controller, lucky) == 10
     assert count(controller, unlucky) == 0
     controller.close(unlucky)
@@ -301,7 +302,7 @@ def test_decisions_do_not_depend_on_which_tokens_were_drafted(
             seen.append([back[token] for token in chosen.tokens.tolist()])
             path = next(iter(trees.leaf_paths(chosen)), ())[:reached]
             verdict = Verdict(path, rename[0])
-            controller.observe(sequences, [chosen], [verdict], 0.1, 1.0 + len(path))
+            controller.observe(step_of(sequences, [chosen], [verdict]), 0.1, 1.0 + len(path))
         decisions.append(seen)
     assert decisions[0] == decisions[1]
 
@@ -314,14 +315,14 @@ def test_steps_at_which_nothing_is_asked_for_teach_what_they_take_alone() -> Non
         controller.budgets(sequences)
         chosen = controller.select(sequences, [good, good])
         verdicts = [Verdict(tuple(range(len(draft))), 0) for draft in chosen]
-        controller.observe(sequences, chosen, verdicts, 0.0, 1.7)
+        controller.observe(step_of(sequences, chosen, verdicts), 0.0, 1.7)
     worth = controller._worth
     known, pace = (worth.gate.gain.mean, worth.cost.value), model.pace
     worth.gate.open = lambda cost: False  # type: ignore[method-assign]
     assert controller.budgets(sequences) == [Budget(0, 0)] * 2
     empty = [trees.EMPTY] * 2
     assert controller.select(sequences, empty) == empty
-    controller.observe(sequences, empty, [Verdict((), 0)] * 2, 0.0, 7.0)
+    controller.observe(step_of(sequences, empty, [Verdict((), 0)] * 2), 0.0, 7.0)
     assert (worth.gate.gain.mean, worth.cost.value) == known
     assert model.pace > pace
 
@@ -350,7 +351,7 @@ def test_drafts_may_end_where_a_further_token_takes_longer_to_draft_than_it_save
     for _ in range(2):  # the first draft's time says nothing
         controller.budgets(sequences)
         drafts = controller.select(sequences, [draft])
-        controller.observe(sequences, drafts, [Verdict((0,), 1)], 0.2, 1.0)
+        controller.observe(step_of(sequences, drafts, [Verdict((0,), 1)]), 0.2, 1.0)
     assert controller.budgets(sequences)[0].least == pytest.approx(0.02 / 0.5, rel=0.05)
 
 
@@ -373,7 +374,7 @@ def share_asked(
         seconds = pace * truth.time(1 + len(chosen))
         took = pace * draft_seconds if asked[-1] else 0.0
         path = tuple(range(len(chosen) * int(generator.integers(2))))
-        controller.observe([sequence], [chosen], [Verdict(path, 99)], took, seconds)
+        controller.observe(step_of([sequence], [chosen], [Verdict(path, 99)]), took, seconds)
     return float(np.mean(asked[-160:]))
 
 

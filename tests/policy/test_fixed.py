@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.types import Budget, SamplingParams, Verdict
@@ -48,7 +49,7 @@ def test_drafts_pass_and_nothing_is_learned() -> None:
     [sequence] = batch(1)
     draft = trees.chain([1, 2])
     assert controller.select([sequence], [draft])[0] is draft
-    controller.observe([sequence], [draft], [Verdict((), 3)], 1.0, 1.0)
+    controller.observe(step_of([sequence], [draft], [Verdict((), 3)]), 1.0, 1.0)
     controller.close(sequence)
     assert controller.budgets([sequence]) == [Budget(4, 2)]
 

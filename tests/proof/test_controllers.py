@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from paceline.core import tree as trees
-from paceline.core.target import Output
 from paceline.core.types import (
     ROOT,
     Budget,
@@ -24,7 +23,6 @@ from paceline.core.types import (
     SamplingParams,
     Speculation,
     TokenTree,
-    Verdict,
 )
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.combine.bandit import Choose
@@ -40,7 +38,7 @@ from paceline.proof.cases import FunctionDrafter, Propose, grown, likely_chain, 
 from paceline.proof.compare import max_error, target_joint
 from paceline.proof.oracle import Joint, ScriptedRandomness, enumerate_distribution
 from paceline.proof.tabular import DistributionOf, TabularModel, TabularTarget, processed
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.sampling.gumbel import GumbelNoise
 from paceline.sampling.randomness import Draw, KeyedRandomness, Purpose, Randomness
 from paceline.trees.deterministic import SharedNoise
@@ -89,19 +87,12 @@ class Timed(Controller):
         return self._inner.select(sequences, drafts)
 
     def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        draft_seconds: float,
-        forward_seconds: float,
+        self, step: Sequence[VerifiedDraft], draft_seconds: float, forward_seconds: float
     ) -> None:
-        rows = len(sequences) + sum(map(len, drafts))
-        accepted = sum(len(verdict.path) for verdict in verdicts)
-        parity = sum(sequence.tokens[-1] for sequence in sequences) % 2
-        self._inner.observe(
-            sequences, drafts, verdicts, 0.02 * rows, 1 + 0.3 * rows - 0.1 * accepted + parity
-        )
+        rows = sum(1 + len(each.draft) for each in step)
+        accepted = sum(len(each.verdict.path) for each in step)
+        parity = sum(each.sequence.tokens[-1] for each in step) % 2
+        self._inner.observe(step, 0.02 * rows, 1 + 0.3 * rows - 0.1 * accepted + parity)
 
     def close(self, sequence: Generation) -> None:
         self._inner.close(sequence)
@@ -286,15 +277,9 @@ class Turns(Choose):
         self._seen.setdefault(self._round, set()).add(tuple(self._chosen.values()))
         return out
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
-        self._now += 1 + len(drafts[0]) + sequences[0].tokens[-1]
-        super().observe(sequences, drafts, verdicts, outputs)
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        self._now += 1 + len(step[0].draft) + step[0].sequence.tokens[-1]
+        super().observe(step)
 
 
 def test_drafters_by_turns_keep_the_law() -> None:

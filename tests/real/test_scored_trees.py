@@ -8,13 +8,13 @@ from functools import cache
 import pytest
 from tests.real.prompts import PROMPTS
 
-from paceline.core.target import Output, Target
-from paceline.core.types import Budget, TokenTree, Verdict
+from paceline.core.target import Target
+from paceline.core.types import Budget, TokenTree
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.recycling import Recycling
 from paceline.drafters.resources import Loaded
 from paceline.registry.loading import load_model, make_engine
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.base import TreeExpansion
 from paceline.trees.deterministic import ExpandRerank, Static
 from paceline.trees.shapes import MEDUSA, RankCounts, from_rank_accuracies
@@ -60,17 +60,11 @@ class Counting(Recycling):
             self.drafted[sequence.id] = len(sequence.tokens), draft
         return drafts
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
-        super().observe(sequences, drafts, verdicts, outputs)
-        for sequence in sequences:
-            begin, draft = self.drafted.pop(sequence.id)
-            self.counts.observe(draft, sequence.tokens[begin:])
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        super().observe(step)
+        for each in step:
+            begin, draft = self.drafted.pop(each.sequence.id)
+            self.counts.observe(draft, each.sequence.tokens[begin:])
 
 
 def test_measured_rank_accuracies_make_a_shape(loaded: Loaded) -> None:

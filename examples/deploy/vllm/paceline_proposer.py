@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.types import Budget, SamplingParams
+from paceline.core import tree as trees
+from paceline.core.target import NO_LOGITS, Output
+from paceline.core.types import Budget, SamplingParams, Verdict
 from paceline.methods.suffix_decoding import SuffixDecoding
 from paceline.sampling.generation import Generation
 
@@ -84,7 +86,8 @@ class Suffix:
             return
         del before[place]
         sequence.tokens += text[len(known) :].tolist()
-        self._drafter.observe([sequence], [], [], [])
+        said = Verdict((), sequence.root)
+        self._drafter.learn(sequence, trees.EMPTY, said, Output(NO_LOGITS))
         self._rows[row] = sequence, text
 
     def _opened(self, text: np.ndarray, prompt: int) -> tuple[Generation, np.ndarray]:

@@ -23,7 +23,7 @@ from paceline.core.types import (
 from paceline.drafters.resources import Resources
 from paceline.errors import RuntimeUnavailable
 from paceline.models.source import without_adapters
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.verifiers.base import Shape
 
 
@@ -137,25 +137,15 @@ class Drafter(Described, ABC):
         """
         return target.forward(rows)
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
-        """Learn from a committed step; `sequences` hold the new tokens.
-
-        `drafts` are as verified, and may be smaller than proposed. `outputs` has their rows first,
-        then those of nodes that the verifier added. The default calls `learn` for each sequence.
-        """
-        for each in zip(sequences, drafts, verdicts, outputs, strict=True):
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        """Learn from a committed step: by default, calls `learn` for each sequence."""
+        for each in step:
             self.learn(*each)
 
     def learn(
         self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
     ) -> None:
-        """Learn from what a step committed of one sequence."""
+        """Learn from what a step committed of one sequence: the fields of `VerifiedDraft`."""
 
     def close(self, sequence: Generation) -> None: ...
 

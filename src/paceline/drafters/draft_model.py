@@ -20,14 +20,14 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
-from paceline.core.target import Head, Output, Rows, Target, open_for_drafts
-from paceline.core.types import Budget, Distribution, IntArray, LogitArray, TokenTree, Verdict
+from paceline.core.target import Head, Rows, Target, open_for_drafts
+from paceline.core.types import Budget, Distribution, IntArray, LogitArray, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.network.trees import draft_sampling
 from paceline.drafters.resources import Loaded, Resources
 from paceline.errors import InvalidOption
 from paceline.policy.constants import FIRST_READ, OFTEN
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.base import DistributionRequest, TreeExpansion, expand
 from paceline.trees.choice import expansion_for
 
@@ -145,14 +145,8 @@ class DraftModel(Drafter):
                 self._trunks[sequence.id] = (len(sequence.tokens), trunk)
         return [replace(draft, source=self.name) for draft in drafts]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
-        self._roll_back(sequences)
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        self._roll_back([each.sequence for each in step])
 
     def unread(self, sequence: Generation) -> int:
         missing = self._missing(sequence)

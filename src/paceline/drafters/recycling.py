@@ -14,14 +14,13 @@ from typing import ClassVar, Self
 import numpy as np
 
 from paceline.core.options import arguments
-from paceline.core.target import Output
-from paceline.core.types import ROOT, Budget, IntArray, LogitArray, Needs, TokenTree, Verdict
+from paceline.core.types import ROOT, Budget, IntArray, LogitArray, Needs, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.native.sampling import best, rank_into
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import RANK_RATES
 from paceline.policy.draft_gate import DraftGate
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.candidates import CandidateTree
 from paceline.trees.shapes import TOKEN_RECYCLING as TEMPLATE
 from paceline.trees.shapes import layout
@@ -96,20 +95,14 @@ class Recycling(Drafter):
         self._steps += 1
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
         if not self._proposed:  # the step was left out
             return
-        for sequence in sequences:
-            begin = self._proposed[sequence.id]
-            self._score(sequence.tokens[begin - 1 :])
+        for each in step:
+            begin = self._proposed[each.sequence.id]
+            self._score(each.sequence.tokens[begin - 1 :])
         known = self._successors
-        for sequence, draft, output in zip(sequences, drafts, outputs, strict=True):
+        for sequence, draft, _, output in step:
             rows = [sequence.tokens[self._proposed.pop(sequence.id) - 1], *draft.tokens.tolist()]
             rank_into(np.ascontiguousarray(output.logits, np.float32), rows, known, WIDTH)
 

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import ClassVar, TypeVar
 
 from paceline.core import tree as trees
-from paceline.core.target import Output
-from paceline.core.types import Budget, LogitArray, Needs, TokenTree, Verdict
+from paceline.core.types import Budget, LogitArray, Needs, TokenTree
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import CompositeDrafter, union_needs
 from paceline.policy.controller import Controller
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 Part = TypeVar("Part")
 T = TypeVar("T")
@@ -71,16 +70,9 @@ class DraftersByKind(CompositeDrafter):
             self.tried += part.tried
         return drafts
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
-        for part, share in _shares(self.parts, sequences):
-            mine = _gather(share, sequences), _gather(share, drafts)
-            part.observe(*mine, _gather(share, verdicts), _gather(share, outputs))
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        for part, share in _shares(self.parts, [each.sequence for each in step]):
+            part.observe(_gather(share, step))
 
     def close(self, sequence: Generation) -> None:
         self._part(sequence).close(sequence)
@@ -117,19 +109,11 @@ class ControllersByKind(Controller):
         return out
 
     def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        draft_seconds: float,
-        forward_seconds: float,
+        self, step: Sequence[VerifiedDraft], draft_seconds: float, forward_seconds: float
     ) -> None:
-        for part, share in _shares(self.parts, sequences):
-            mine = _gather(share, sequences)
-            spent = draft_seconds * len(mine) / len(sequences)
-            part.observe(
-                mine, _gather(share, drafts), _gather(share, verdicts), spent, forward_seconds
-            )
+        for part, share in _shares(self.parts, [each.sequence for each in step]):
+            mine = _gather(share, step)
+            part.observe(mine, draft_seconds * len(mine) / len(step), forward_seconds)
 
     def close(self, sequence: Generation) -> None:
         self.parts[not sequence.params.greedy].close(sequence)

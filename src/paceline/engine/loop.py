@@ -16,12 +16,12 @@ from paceline.core.types import CanvasParams, Described, SamplingParams, TokenTr
 from paceline.drafters.base import Drafter
 from paceline.engine.decoder import Commit, Decoder
 from paceline.engine.prefill import Chunk, Prefiller
-from paceline.engine.speculator import Speculator, VerifiedDraft
+from paceline.engine.speculator import Speculator
 from paceline.engine.stopping import StopRules, TextWatch
 from paceline.errors import InvalidOption
 from paceline.policy.controller import Controller
 from paceline.policy.cost import CostModel
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.sampling.sampler import TreeDistributions, logprobs
 from paceline.verifiers.base import Verifier
 

@@ -8,30 +8,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from paceline.core import tree as trees
 from paceline.core.metrics import Clock
 from paceline.core.target import Output, Rows, Target
-from paceline.core.types import Budget, LogitArray, Needs, TokenTree, Verdict
+from paceline.core.types import Budget, LogitArray, Needs, TokenTree
 from paceline.drafters.base import Drafter
 from paceline.engine.client_drafts import SOURCES, ClientDrafts
 from paceline.engine.memory import fitted, memory_of
 from paceline.policy.controller import Controller
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.union import constrained
 from paceline.verifiers.base import Verifier
 
 _LOG = logging.getLogger(__name__)
-
-
-class VerifiedDraft(NamedTuple):
-    """A draft and what became of it; `output` has its rows first."""
-
-    sequence: Generation
-    draft: TokenTree
-    verdict: Verdict
-    output: Output
 
 
 class IsolatedDrafter:
@@ -94,11 +84,10 @@ class IsolatedDrafter:
         mine = [each for each in verified if each.sequence.id not in self._off]
         if not mine:
             return
-        sequences, drafts, verdicts, outputs = zip(*mine, strict=True)
         try:
-            self.drafter.observe(sequences, drafts, verdicts, outputs)
+            self.drafter.observe(mine)
         except Exception as error:
-            self._give_up(sequences, error)
+            self._give_up([each.sequence for each in mine], error)
 
     def close(self, sequence: Generation) -> None:
         if sequence.id in self._off:
@@ -195,10 +184,9 @@ class Speculator(IsolatedDrafter):
         own = [each for each in verified if each.draft.source not in SOURCES]
         if not own:
             return
-        sequences, drafts, verdicts, _ = zip(*own, strict=True)
         seconds = clock.seconds["draft"] - self.drafter.tried, clock.seconds["forward"]
         try:
-            self.controller.observe(sequences, drafts, verdicts, *seconds)
+            self.controller.observe(own, *seconds)
         except Exception as error:  # what was committed stands
             if self.strict:
                 raise

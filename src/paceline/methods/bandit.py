@@ -12,11 +12,11 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import require
-from paceline.core.types import Budget, ProbArray, TokenTree, Verdict
+from paceline.core.types import Budget, ProbArray
 from paceline.drafters.combine.bandit import Arms
 from paceline.policy.acceptance import RecentReach
 from paceline.policy.controller import Controller
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 
 class Bandit(Controller):
@@ -57,18 +57,13 @@ class Bandit(Controller):
         return [self._arms_of[self._chosen[id]] for id in ids]
 
     def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        draft_seconds: float,
-        forward_seconds: float,
+        self, step: Sequence[VerifiedDraft], draft_seconds: float, forward_seconds: float
     ) -> None:
-        ids = [sequence.id for sequence in sequences]
-        gained = [len(verdict.path) for verdict in verdicts]
+        ids = [each.sequence.id for each in step]
+        gained = [len(each.verdict.path) for each in step]
         self._recent.fade()
-        for draft, tokens in zip(drafts, gained, strict=True):
-            self._recent.add(trees.deepest(draft), tokens)
+        for each, tokens in zip(step, gained, strict=True):
+            self._recent.add(trees.deepest(each.draft), tokens)
         arms = [self._chosen[id] for id in ids]
         self._arms.observe(ids, arms, gained, draft_seconds + forward_seconds)
 

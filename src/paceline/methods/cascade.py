@@ -19,7 +19,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments
-from paceline.core.target import Output, Rows, Target
+from paceline.core.target import Rows, Target
 from paceline.core.types import (
     ROOT,
     Budget,
@@ -28,13 +28,12 @@ from paceline.core.types import (
     LogitArray,
     ProbArray,
     TokenTree,
-    Verdict,
 )
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
 from paceline.drafters.resources import Resources
 from paceline.errors import InvalidOption
 from paceline.registry import table as registry
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.sampling.gumbel import GumbelNoise
 from paceline.sampling.processors import State
 from paceline.sampling.randomness import Draw, Purpose, Randomness
@@ -310,14 +309,8 @@ class _Bottom(_Source):
             self._seen[sequence.id] = sequence.tokens
         return self._drafter.propose(sequences, budgets)
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
-        self._drafter.observe(sequences, drafts, verdicts, outputs)
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        self._drafter.observe(step)
 
     def close(self, sequence: Generation) -> None:
         if self._seen.pop(sequence.id, None) is not None:
@@ -398,7 +391,7 @@ class _Model(_Source):
                 Rows.draft(cache, new_tokens, draft, hidden=hidden, features=needs.features)
             )
         outputs = self._model.forward(rows)
-        verdicts = []
+        step = []
         for (run, _), draft, each, output in zip(live, drafts, rows, outputs, strict=True):
             kind = None if draft.sampling is None else draft.sampling.kind
             rule = self._rule if kind in self._rule.accepts else self._match
@@ -417,8 +410,8 @@ class _Model(_Source):
                 if self._needs_q
                 else [],
             )
-            verdicts.append(verdict)
-        self._below.observe(aheads, drafts, verdicts, outputs)
+            step.append(VerifiedDraft(ahead, draft, verdict, output))
+        self._below.observe(step)
 
     def _chain(self, run: Ahead) -> TokenTree:
         if not len(run):

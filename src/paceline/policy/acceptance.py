@@ -29,7 +29,7 @@ from paceline.policy.constants import (
     TOKEN_BELIEF,
     TOKEN_PRIOR,
 )
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 
 class DecayedMean:
@@ -220,14 +220,9 @@ class AcceptanceEstimates:
         [score] = corrected([probability], 1 / self._calibration.factor(sequence.id))
         return score
 
-    def learn(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-    ) -> None:
+    def learn(self, step: Sequence[VerifiedDraft]) -> None:
         """Calibrate by verdicts; an empty draft counts as dropped."""
-        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
+        for sequence, draft, verdict, _ in step:
             if len(draft):
                 predicted = 0.0 if draft.scores is None else sum(draft.scores.tolist())
                 self._calibration.verified(sequence.id, len(verdict.path), predicted)

@@ -11,7 +11,7 @@ from paceline.core.options import arguments, require
 from paceline.core.types import Budget, Described, TokenTree, Verdict
 from paceline.errors import InvalidOption
 from paceline.policy.cost import CostModel
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 # Nodes or levels of a draft.
 MOST = 65536
@@ -81,19 +81,14 @@ class Controller(Described, ABC):
         return list(drafts)
 
     def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        draft_seconds: float,
-        forward_seconds: float,
+        self, step: Sequence[VerifiedDraft], draft_seconds: float, forward_seconds: float
     ) -> None:
         """Learn from a step: what was verified, what was accepted, what it cost.
 
         The default calls `learn` for each sequence.
         """
-        for each in zip(sequences, drafts, verdicts, strict=True):
-            self.learn(*each)
+        for sequence, draft, verdict, _ in step:
+            self.learn(sequence, draft, verdict)
 
     def learn(self, sequence: Generation, draft: TokenTree, verdict: Verdict) -> None:
         """Learn from what a step accepted of one draft."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import within
-from paceline.core.types import ROOT, Budget, TokenTree, Verdict
+from paceline.core.types import ROOT, Budget, TokenTree
 from paceline.policy.acceptance import AcceptanceEstimates, ChainReach
 from paceline.policy.constants import (
     CHAIN_RETRY,
@@ -36,7 +36,7 @@ from paceline.policy.constants import (
 from paceline.policy.controller import Controller, ControllerContext
 from paceline.policy.cost import CostModel
 from paceline.policy.draft_gate import DraftCost, DraftGate
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 # Factor by which a draft must beat plain decoding: costs are known no better than that.
 MARGIN = 1.02
@@ -123,25 +123,18 @@ class ChainSizer:
         # What does not pay now may pay later in the text.
         return [Budget(1, 1)] * len(sequences)
 
-    def learn(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        draft_seconds: float,
-        costs: CostModel,
-    ) -> None:
+    def learn(self, step: Sequence[VerifiedDraft], draft_seconds: float, costs: CostModel) -> None:
         """Update acceptance and level cost after a step; `draft_seconds` is its drafting time."""
         deepest = right = 0
-        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
+        for sequence, draft, verdict, _ in step:
             if len(draft):
                 depth = trees.deepest(draft)
                 deepest = max(deepest, depth)
                 right += len(verdict.path)
                 self._reach.learn(sequence.id, depth, len(verdict.path))
         if deepest:
-            roots = len(sequences)
-            seconds = costs.span(roots, sum(map(len, drafts)), roots)
+            roots = len(step)
+            seconds = costs.span(roots, sum(len(each.draft) for each in step), roots)
             took = self._cost.add(draft_seconds) + seconds[-1]
             self._gate.lose(took / seconds[0] - 1 - right / roots)
             self._level_seconds += LEVEL_SMOOTHING * (draft_seconds / deepest - self._level_seconds)
@@ -367,30 +360,25 @@ class CostModelController(Controller):
         return self._worths[size]
 
     def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        draft_seconds: float,
-        forward_seconds: float,
+        self, step: Sequence[VerifiedDraft], draft_seconds: float, forward_seconds: float
     ) -> None:
         begin = perf_counter()
-        worth, drafted = self._worth, sum(map(len, drafts))
+        worth, roots, drafted = self._worth, len(step), sum(len(each.draft) for each in step)
         if not self.beside:
-            self.costs.observe(len(sequences) + drafted, forward_seconds, len(sequences))
+            self.costs.observe(roots + drafted, forward_seconds, roots)
         worth.step(drafted > 0)
         if self._idle_step:
             return  # plain decoding
         if not self._scored:
             spent = draft_seconds / self.costs.pace
-            self._chains.learn(sequences, drafts, verdicts, spent, self.costs)
+            self._chains.learn(step, spent, self.costs)
             return
-        self._acceptance.learn(sequences, drafts, verdicts)
+        self._acceptance.learn(step)
         spent = draft_seconds + self._choosing + perf_counter() - begin
         # What is saved was estimated: a machine that is held up takes longer for both.
         counted = worth.cost.add(spent / self.costs.pace)
         # Drafts stand for all steps since the last ones, as far as so few can.
-        saved, roots = worth.sizing.saved, len(sequences)
+        saved = worth.sizing.saved
         worth.gate.learn(saved, min(worth.gate.steps * roots, DRAFT_RETRY_SELDOM))
         worth.gate.retry(saved > worth.cost.value, roots)
         plain = self.costs.time(roots, roots)

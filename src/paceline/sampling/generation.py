@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.core.constraint import Constraint
 from paceline.core.metrics import GenerationStats
+from paceline.core.target import Output
 from paceline.core.types import (
     UNLIMITED,
     CanvasParams,
@@ -19,6 +20,8 @@ from paceline.core.types import (
     SamplingParams,
     Speculation,
     TokenLogprob,
+    TokenTree,
+    Verdict,
 )
 from paceline.sampling.processors import Breakers
 from paceline.sampling.randomness import KeyedRandomness, Randomness
@@ -146,3 +149,16 @@ class Generation:
     @property
     def room(self) -> int:
         return self.params.max_new_tokens - (len(self.tokens) - self.prompt_length)
+
+
+class VerifiedDraft(NamedTuple):
+    """A sequence that holds the tokens of a step, its draft, and what became of it.
+
+    The draft is as verified, and may be smaller than proposed. `output` has its rows first, then
+    those of nodes that the verifier added.
+    """
+
+    sequence: Generation
+    draft: TokenTree
+    verdict: Verdict
+    output: Output

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.drafters.network.test_trained import CONFIG, PROMPTS, TARGETS, random_weights, small
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.target import Output, Rows
@@ -24,7 +25,7 @@ from paceline.methods.networks.hydra import HydraDrafter
 from paceline.methods.networks.longspec import LongSpecDrafter
 from paceline.methods.prompt_lookup import PromptLookup
 from paceline.policy.controller import Fixed
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.verifiers.matching import Coupled
 
 GREEDY = SamplingParams(max_new_tokens=24)
@@ -53,8 +54,8 @@ class Notes(Drafter):
         self.calls.append(("propose", *(each.id for each in sequences)))
         return [trees.chain([7, 7])] * len(sequences)
 
-    def observe(self, sequences: Any, drafts: Any, verdicts: Any, outputs: Any) -> None:
-        self.calls.append(("observe", *(each.id for each in sequences)))
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        self.calls.append(("observe", *(each.sequence.id for each in step)))
 
     def close(self, sequence: Generation) -> None:
         self.calls.append(("close", sequence.id))
@@ -72,7 +73,7 @@ def step(drafter: Drafter, sequences: Sequence[Generation]) -> list[TokenTree]:
     features = rows if drafter.needs_of(sequences).features else None
     outputs = [Output(np.zeros((3, 8), dtype=np.float32), features=features)] * len(sequences)
     verdicts = [Verdict((1,) if len(draft) else (), 5) for draft in drafts]
-    drafter.observe(sequences, drafts, verdicts, outputs)
+    drafter.observe(step_of(sequences, drafts, verdicts, outputs))
     return drafts
 
 
@@ -192,11 +193,12 @@ class Shadowed(Drafter):
         self.compared += len(expected) > 0
         return drafts
 
-    def observe(self, sequences: Any, drafts: Any, verdicts: Any, outputs: Any) -> None:
-        [alone] = sequences
-        self.drafter.observe(sequences, drafts, verdicts, outputs)
-        rows = [0, *(node + 1 for node in verdicts[0].path)]
-        self.rows.append(outputs[0].features[rows])
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        [(alone, _, verdict, output)] = step
+        self.drafter.observe(step)
+        rows = [0, *(node + 1 for node in verdict.path)]
+        assert output.features is not None
+        self.rows.append(output.features[rows])
         self.tokens = self.tokens + alone.tokens[-len(rows) :]
 
     def close(self, sequence: Generation) -> None:

@@ -18,7 +18,6 @@ from paceline.core.types import (
     SamplingScheme,
     Speculation,
     TokenTree,
-    Verdict,
 )
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.combine.bandit import Choose
@@ -30,7 +29,7 @@ from paceline.errors import InvalidOption
 from paceline.methods.prompt_lookup import PromptLookup
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget, processed
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.deterministic import SharedNoise
 from paceline.trees.drawn import Iid
 from paceline.verifiers.base import Verifier
@@ -81,16 +80,10 @@ class Guesses(Drafter):
         self.asked += budgets
         return [self._propose(*each) for each in zip(sequences, budgets, strict=True)]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
-        self.heard += [len(draft) for draft in drafts]
-        for verdict, output in zip(verdicts, outputs, strict=True):
-            assert len(output.logits) > len(verdict.path)
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        self.heard += [len(each.draft) for each in step]
+        for each in step:
+            assert len(each.output.logits) > len(each.verdict.path)
 
     def _propose(self, sequence: Generation, budget: Budget) -> TokenTree:
         if not budget.nodes:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.expressions import Way
@@ -28,7 +29,7 @@ from paceline.drafters.combine.base import MOST_PARTS
 from paceline.drafters.combine.merged import _LEVELS, Blended, Blender, Merged, _scores
 from paceline.errors import InvalidOption
 from paceline.policy.acceptance import HitRates
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.candidates import CandidateTree, Offer
 
 BUDGET = Budget(6, 4)
@@ -53,14 +54,8 @@ class Says(Drafter):
         named = replace(self.draft, source=self.name)
         return [trees.limit(named, budget.nodes, budget.depth) for budget in budgets]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
-        self.seen.append(f"observe {drafts[0].tokens.tolist()}")
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        self.seen.append(f"observe {step[0].draft.tokens.tolist()}")
 
     def close(self, sequence: Generation) -> None:
         self.seen.append("close")
@@ -82,7 +77,7 @@ def step(drafter: Drafter, sequence: Generation, truth: list[int]) -> TokenTree:
     [draft] = drafter.propose([sequence], [BUDGET])
     sequence.tokens += truth
     output = Output(np.zeros((1 + len(draft), 4), np.float32))
-    drafter.observe([sequence], [draft], [Verdict((), truth[-1])], [output])
+    drafter.observe(step_of([sequence], [draft], [Verdict((), truth[-1])], [output]))
     return draft
 
 

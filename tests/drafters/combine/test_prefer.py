@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.drafters.combine.test_bandit import GREEDY, Clock, Guesses, decode
 from tests.drafters.combine.test_merged import start
+from tests.helpers.steps import step_of
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
@@ -89,7 +90,7 @@ def step(prefer: FallbackDrafter, sequence: Generation, committed: list[int]) ->
     """Propose, verify against what is committed, observe."""
     [draft] = prefer.propose([sequence], [Budget(9, 9)])
     verdict = walk(draft, lambda node, depth: committed[depth])
-    prefer.observe([sequence], [draft], [verdict], [Output(np.zeros((9, 3), np.float32))])
+    prefer.observe(step_of([sequence], [draft], [verdict], [Output(np.zeros((9, 3), np.float32))]))
     return draft
 
 
@@ -193,7 +194,7 @@ def test_drafts_are_judged_by_what_was_committed(
     prefer.propose([sequence], [Budget(9, 9)])
     draft = trees.chain(committed[:-1])  # what is left of the union after pruning
     verdict = Verdict(tuple(range(len(draft))), committed[-1])
-    prefer.observe([sequence], [draft], [verdict], [Output(np.zeros((9, 3), np.float32))])
+    prefer.observe(step_of([sequence], [draft], [verdict], [Output(np.zeros((9, 3), np.float32))]))
     alone = Calibration()
     alone.learn(0, right, promised)
     assert prefer._estimates[0].calibration.factor(0) == pytest.approx(alone.factor(0))
@@ -224,7 +225,7 @@ def test_batches_need_what_those_need_that_hear_of_them() -> None:
     prefer.open(one)
     prefer.open(two)
     prefer.propose(sequences, [Budget(3, 3)] * 2)
-    prefer.observe(sequences, *[[]] * 3)
+    prefer.observe(step_of(sequences))
     assert [len(part.asked) for part in parts] == [2, 0, 2]
     parts[2].needs = Needs(features=True)
     assert FallbackDrafter([parts[0], parts[2]]).needs_of(sequences) == parts[2].needs
@@ -237,7 +238,7 @@ def test_a_part_is_not_judged_by_the_step_at_which_it_knew_nothing() -> None:
     prefer = FallbackDrafter([cheap, dear], clock=clock)
     before = copy.deepcopy(prefer._estimates[1].gate(0.0))
     sequences = [start([0, 1, 2], id) for id in range(2)]
-    prefer.observe(sequences, *[[]] * 3)
+    prefer.observe(step_of(sequences))
     prefer.propose(sequences[:1], [Budget(3, 3)])
     assert not dear.asked
     gate = prefer._estimates[1].gate(0.0)

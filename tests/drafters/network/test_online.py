@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.helpers.drafter_context import context as drafter_context
+from tests.helpers.steps import step_of
 from tests.helpers.tiny_model import named_tensors, tiny_config
 
 from paceline.core.types import Budget, Needs, SamplingParams
@@ -184,7 +185,7 @@ def versions(factory: type[TrainedDrafter]) -> tuple[TrainedDrafter, Callable[[]
             outputs: Any = [SimpleNamespace(features=features)]
             draft: Any = SimpleNamespace(parents=np.array([-1]))
             verdict: Any = SimpleNamespace(path=())
-            online.observe([teacher], [draft], [verdict], outputs)
+            online.observe(step_of([teacher], [draft], [verdict], outputs))
         online.close(teacher)
 
     return drafter, learn

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.steps import step_of
 
 from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
@@ -33,7 +34,7 @@ def commit(drafter: SuffixAutomaton, sequence: Generation, new: Text) -> None:
     sequence.tokens += new
     output = Output(np.zeros((1, 4), np.float32))
     draft = TokenTree(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    drafter.observe([sequence], [draft], [Verdict((), new[-1])], [output])
+    drafter.observe(step_of([sequence], [draft], [Verdict((), new[-1])], [output]))
 
 
 def naive_own(tokens: Text, count: int) -> tuple[int, Text]:

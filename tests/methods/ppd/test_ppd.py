@@ -12,6 +12,7 @@ import pytest
 from tests.helpers import tiny_model as tiny
 from tests.helpers.drafter_context import context as drafter_context
 from tests.helpers.sampled_drafts import Sampled
+from tests.helpers.steps import step_of
 from tests.runtimes import tiny_cpu
 
 from paceline.core import tree as trees
@@ -120,7 +121,7 @@ def asked(drafter: PPD, rows: int = 3) -> Generation:
     sequence = Generation.start(9, [1, 2, 3], SamplingParams())
     draft = trees.chain([VOCABULARY + index for index in range(rows)])
     logits = np.random.default_rng(0).normal(size=(1 + rows, VOCABULARY)).astype(np.float32)
-    drafter.observe([sequence], [draft], [Verdict((), 4)], [Output(logits)])
+    drafter.observe(step_of([sequence], [draft], [Verdict((), 4)], [Output(logits)]))
     return sequence
 
 
@@ -158,7 +159,7 @@ def test_candidates_are_the_most_probable_tokens_of_the_accepted_nodes_prompt_to
         np.array([8, VOCABULARY, VOCABULARY, VOCABULARY + 1]), np.array([ROOT, ROOT, 0, 2])
     )
     logits = np.random.default_rng(1).normal(size=(5, VOCABULARY)).astype(np.float32)
-    drafter.observe([sequence], [draft], [Verdict((0,), 9)], [Output(logits)])
+    drafter.observe(step_of([sequence], [draft], [Verdict((0,), 9)], [Output(logits)]))
     [proposed] = drafter.propose([sequence], [Budget(12, 8)])
     below = trees.children(proposed)
     first = [int(t) for t in proposed.tokens[below[ROOT]] if t < VOCABULARY]
@@ -169,7 +170,9 @@ def test_candidates_are_the_most_probable_tokens_of_the_accepted_nodes_prompt_to
     assert second
     # A controller that cut the second prompt token leaves one to read.
     drafter.observe(
-        [sequence], [trees.take(draft, np.arange(3))], [Verdict((0,), 9)], [Output(logits[:4])]
+        step_of(
+            [sequence], [trees.take(draft, np.arange(3))], [Verdict((0,), 9)], [Output(logits[:4])]
+        )
     )
     [proposed] = drafter.propose([sequence], [Budget(12, 8)])
     assert trees.depths(proposed)[proposed.tokens < VOCABULARY].max() == 1

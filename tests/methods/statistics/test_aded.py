@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from tests.helpers.steps import step_of
 
 from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
@@ -29,7 +30,7 @@ def say(drafter: Aded, prompt: list[int], token: int, logits: dict[int, float]) 
     row = np.full((1, 60), -9.0, np.float32)
     row[0, list(logits)] = list(logits.values())
     sequence.tokens.append(token)
-    drafter.observe([sequence], [draft], [Verdict((), token)], [Output(row)])
+    drafter.observe(step_of([sequence], [draft], [Verdict((), token)], [Output(row)]))
     drafter.close(sequence)
 
 
@@ -57,5 +58,5 @@ def test_laws_of_rejected_nodes_are_used() -> None:
     logits = np.zeros((2, 60), np.float32)
     logits[0, 8] = logits[1, 9] = 20.0
     sequence.tokens.append(8)
-    drafter.observe([sequence], [draft], [Verdict((), 8)], [Output(logits)])
+    drafter.observe(step_of([sequence], [draft], [Verdict((), 8)], [Output(logits)]))
     assert first(drafter, [2, 30]) == 9

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.helpers.drafter_context import context as drafter_context
+from tests.helpers.steps import step_of
 from tests.proof.joints import joint_after_round
 
 from paceline.core.target import Output
@@ -53,7 +54,7 @@ def teach(drafter: Stand, prompt: list[int], output: list[int], model: TabularMo
         [draft] = drafter.propose([sequence], [Budget(1, 1)])
         logits = model.logits(tuple(sequence.tokens))[None]
         sequence.tokens.append(token)
-        drafter.observe([sequence], [draft], [Verdict((), token)], [Output(logits)])
+        drafter.observe(step_of([sequence], [draft], [Verdict((), token)], [Output(logits)]))
     drafter.close(sequence)
 
 
@@ -199,6 +200,6 @@ def test_attempts_at_one_problem_help_one_another() -> None:
     second.tokens += [2, 3]
     outputs = [Output(logits), Output(np.zeros((1 + len(drafts[1]), 12), np.float32))]
     empty = [replace(draft, tokens=draft.tokens[:0], parents=draft.parents[:0]) for draft in drafts]
-    drafter.observe([first, second], empty, [Verdict((), 9), Verdict((), 3)], outputs)
+    drafter.observe(step_of([first, second], empty, [Verdict((), 9), Verdict((), 3)], outputs))
     [draft] = drafter.propose([second], [Budget(1, 1)])
     assert draft.tokens.tolist() == [9]

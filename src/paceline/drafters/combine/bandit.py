@@ -14,8 +14,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import require
-from paceline.core.target import Output
-from paceline.core.types import Budget, IntArray, ProbArray, TokenTree, Verdict
+from paceline.core.types import Budget, IntArray, ProbArray, TokenTree
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.combine.base import CompositeDrafter
 from paceline.errors import InvalidOption
@@ -31,7 +30,7 @@ from paceline.policy.constants import (
     OWN_ARM_BELIEF,
     OWN_ARM_MEMORY,
 )
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 
 class Prices:
@@ -205,20 +204,14 @@ class Choose(CompositeDrafter):
             out = [d if turn else o for d, o, turn in zip(drafts, out, turns, strict=True)]
         return out
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
         seconds = self._clock() - self._begin
-        gained = {s.id: len(v.path) for s, v in zip(sequences, verdicts, strict=True)}
+        gained = {each.sequence.id: len(each.verdict.path) for each in step}
         ids = list(self._chosen)
         if ids:
             arms = list(self._chosen.values())
             self._arms.observe(ids, arms, [gained[id] for id in ids], seconds)
-        super().observe(sequences, drafts, verdicts, outputs)
+        super().observe(step)
 
     def close(self, sequence: Generation) -> None:
         super().close(sequence)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.target import Output
-from paceline.core.types import LogitArray, Needs, TokenTree, Verdict
+from paceline.core.types import LogitArray, Needs
 from paceline.drafters.base import Drafter
 from paceline.errors import InvalidOption
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 MOST_PARTS = 6
 
@@ -39,15 +38,9 @@ class CompositeDrafter(Drafter):
             if part.needs.features:
                 part.read(sequence, features)
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
         for part in self.parts:
-            part.observe(sequences, drafts, verdicts, outputs)
+            part.observe(step)
 
     def close(self, sequence: Generation) -> None:
         for part in self.parts:

@@ -19,8 +19,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from paceline.core import tree as trees
-from paceline.core.target import Output
-from paceline.core.types import Budget, Needs, TokenTree, Verdict
+from paceline.core.types import Budget, Needs, TokenTree
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import CompositeDrafter, refuse_drawn, union_needs
 from paceline.policy.acceptance import Calibration, DecayedMean, DepthRates, corrected
@@ -48,7 +47,7 @@ from paceline.policy.constants import (
     TRIALS,
 )
 from paceline.policy.draft_gate import DraftCost, DraftGate
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.union import weighed
 
 _NOTHING = Budget(0, 0)
@@ -273,30 +272,24 @@ class FallbackDrafter(CompositeDrafter):
             return made.pop().draft
         return self._union(budget)
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
-        for part in self.parts if len(sequences) == 1 else self._hearing:
-            part.observe(sequences, drafts, verdicts, outputs)
-        if len(sequences) > 1:
-            self._behind.update([each.id for each in sequences])
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        for part in self.parts if len(step) == 1 else self._hearing:
+            part.observe(step)
+        if len(step) > 1:
+            self._behind.update([each.sequence.id for each in step])
         else:
-            self._behind.discard(sequences[0].id)
+            sequence, draft, (path, token), _ = step[0]
+            self._behind.discard(sequence.id)
             seconds = self._clock() - self._begin - self._extra
-            path, token = verdicts[0]
-            nodes = len(drafts[0])
+            nodes = len(draft)
             for each in self._made:
                 if each.part:
                     names = {each.draft.source, *each.draft.origins}
-                    rows = sum(drafts[0].origin(node) in names for node in range(nodes))
+                    rows = sum(draft.origin(node) in names for node in range(nodes))
                     self._estimates[each.part].rows.add(rows)
             self._plain.add(seconds / (1 + self._row * nodes))
             self._rate.add(1 + len(path), seconds + self._extra)
-            self._judge(sequences[0].id, [*map(drafts[0].tokens.item, path), token])
+            self._judge(sequence.id, [*map(draft.tokens.item, path), token])
 
     def close(self, sequence: Generation) -> None:
         for estimates in self._estimates:

@@ -15,14 +15,13 @@ import numpy as np
 from paceline.core import tree as trees
 from paceline.core.expressions import Way
 from paceline.core.options import require
-from paceline.core.target import Output
-from paceline.core.types import ROOT, Budget, TokenTree, Verdict
+from paceline.core.types import ROOT, Budget, TokenTree
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import CompositeDrafter, refuse_drawn
 from paceline.native.library import address, calls
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import MERGED_BELIEF, UNSCORED
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.candidates import CandidateTree, Workspace
 from paceline.trees.shapes import confident
 
@@ -149,19 +148,13 @@ class Merged(CompositeDrafter):
             out.append(guess.tree(self.name, origins))
         return out
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
-        super().observe(sequences, drafts, verdicts, outputs)
-        for sequence in sequences:
-            open_guess = self._guesses.pop(sequence.id, None)
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        super().observe(step)
+        for each in step:
+            open_guess = self._guesses.pop(each.sequence.id, None)
             if open_guess is not None:
                 begin, guess = open_guess
-                guess.learn(sequence.tokens[begin:], self._blender.rates)
+                guess.learn(each.sequence.tokens[begin:], self._blender.rates)
 
     def close(self, sequence: Generation) -> None:
         super().close(sequence)

@@ -13,8 +13,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
-from paceline.core.target import Output
-from paceline.core.types import Budget, LogitArray, Needs, TokenTree, Verdict
+from paceline.core.types import Budget, LogitArray, Needs, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.network.build import DrafterParts, LoadedNetwork
 from paceline.drafters.network.first_drafts import FirstDrafts
@@ -24,7 +23,7 @@ from paceline.drafters.network.trees import TreeDrafts
 from paceline.networks.runner import Chain, ContextUpdate, Noise, Runner
 from paceline.policy.acceptance import PlattScaling
 from paceline.policy.constants import DRAFT_TEMPERATURE, PROMPT_ROWS, RECENT_ROWS, WAITING_ROWS
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.sampling.randomness import Draw, Purpose
 from paceline.trees.union import with_runner_ups
 
@@ -330,14 +329,8 @@ class TrainedDrafter(Drafter):
             self._progress[sequence.id].chain = chain
         return [draft for draft, _ in made]
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
-        for sequence, verdict, output in zip(sequences, verdicts, outputs, strict=True):
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
+        for sequence, _, verdict, output in step:
             if self._reads:
                 assert output.features is not None
                 features = self._parts(_committed(output.features, verdict.path))
@@ -346,7 +339,7 @@ class TrainedDrafter(Drafter):
             self._note(sequence, sequence.tokens[-len(features) :], features)
             self._learn(sequence, sequence.tokens[-len(verdict.path) - 1 :])
         if self._online is not None:
-            self._online.observe(sequences, drafts, verdicts, outputs)
+            self._online.observe(step)
 
     def _learn(self, sequence: Generation, committed: list[int]) -> None:
         progress = self._progress[sequence.id]

@@ -24,14 +24,13 @@ import numpy as np
 from paceline.core import tree as trees
 from paceline.core.cache import cache_dir
 from paceline.core.options import require
-from paceline.core.target import Output
 from paceline.core.types import ROOT, BoolArray, IntArray, LogitArray, TokenTree, Verdict
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.network.weights import digest_of
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.networks.weights import Trained, load_network, save_network
 from paceline.policy.constants import STRETCH_CONTEXT, STRETCH_ROWS, UPDATE_ROWS
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,17 +298,9 @@ class Online(Generic[LoadedNetwork]):
         trace = self._traces[sequence.id] = Trace()
         trace.read(sequence.tokens, features)
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
         """Note a committed round; start an update if one is due."""
-        for sequence, draft, verdict, output in zip(
-            sequences, drafts, verdicts, outputs, strict=True
-        ):
+        for sequence, draft, verdict, output in step:
             assert output.features is not None
             trace = self._traces[sequence.id]
             rows = [0, *(node + 1 for node in verdict.path)]

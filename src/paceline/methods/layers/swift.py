@@ -12,12 +12,12 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core.options import require, within
-from paceline.core.target import Half, Layer, Output, Rows, Target
-from paceline.core.types import BoolArray, TokenTree, Verdict
+from paceline.core.target import Half, Layer, Rows, Target
+from paceline.core.types import BoolArray
 from paceline.errors import OutOfMemory
 from paceline.methods.layers.chains import GrowingChain, SelfDrafter
 from paceline.methods.layers.search import MaskSearch
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 _HALVES: tuple[Half, Half] = ("attention", "feed-forward")
 
@@ -104,16 +104,11 @@ class Swift(SelfDrafter):
     def _stops(self, chain: GrowingChain, chance: float) -> bool:
         return chance < self._stop
 
-    def observe(
-        self,
-        sequences: Sequence[Generation],
-        drafts: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        outputs: Sequence[Output],
-    ) -> None:
+    def observe(self, step: Sequence[VerifiedDraft]) -> None:
         self._steps += 1
         if self.search.done or self._steps % self._pause:
             return
+        sequences = (each.sequence for each in step)
         known = [each for each in sequences if len(each.generated) > self._window]
         if not known:
             return
