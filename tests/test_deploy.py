@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 from tests.helpers.serving import Client, run
 
+from paceline.cli.options import spread_options
 from paceline.cli.serve import serve
 from paceline.serving.settings import Settings
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "examples" / "deploy"
-OPTIONS = {f"--{name.replace('_', '-')}" for name in inspect.signature(serve).parameters}
+OPTIONS = {
+    f"--{name.replace('_', '-')}" for name in inspect.signature(spread_options(serve)).parameters
+}
 
 
 def objects(name: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn, TextIO, cast
 import typer
 from typer.main import get_command
 
+from paceline.cli.options import spread_options
 from paceline.errors import InvalidOption, PacelineError
 from paceline.version import __version__
 
@@ -60,7 +61,8 @@ _COMMANDS = {
     "bench.batches": "paceline.cli.bench_batches:batches",
     "bench.methods": "paceline.cli.bench_methods:methods",
     "bench.parallel": "paceline.cli.bench_parallel:parallel",
-    "audit": "paceline.cli.audit:audit",
+    "audit.inside": "paceline.cli.audit:inside",
+    "audit.outside": "paceline.cli.audit:outside",
     "train.data": "paceline.cli.train_data:data",
     "train.corpus": "paceline.cli.train_data:corpus",
     "train.drafter": "paceline.cli.train_drafter:drafter",
@@ -100,7 +102,12 @@ def commands(first: str = "") -> typer.Typer:
         help="Train drafters (data, drafter), and small heads for drafters and verifiers.",
         **_STYLE,
     )
-    places = {"": app, "bench": bench, "train": train}
+    audit = typer.Typer(
+        name="audit",
+        help="Prove or test that speculation leaves the output distribution alone.",
+        **_STYLE,
+    )
+    places = {"": app, "bench": bench, "train": train, "audit": audit}
     alone = first in _COMMANDS and first not in _GROUPS  # then no plugin is of interest
     found = () if alone else entry_points(group="paceline.commands")
     plugins = [(each.name, each.value) for each in found]
@@ -109,10 +116,8 @@ def commands(first: str = "") -> typer.Typer:
     for name, value in wanted:
         place, _, last = name.rpartition(".")
         try:
-            made = resolve_name(value)
-            if isinstance(made, typer.Typer):
-                places[name] = made
-            elif name == "bench":
+            made = spread_options(resolve_name(value))
+            if name == "bench":
                 bench.callback()(made)
             else:
                 places[place].command(last)(made)

@@ -28,21 +28,11 @@ _SAMPLED = ("samples", "tokens", "temperature", "level", "near_tie", "seed")
 FAILED = 1
 """Exit code of an audit that found something wrong."""
 
-audit = typer.Typer(
-    name="audit",
-    help="Prove or test that speculation leaves the output distribution alone.",
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
-
-@audit.command()
 def inside(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller cases.")] = False,
-    verifier: Annotated[
-        list[str] | None, typer.Option(help="Audit this one alone; repeatable.")
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
+    quick: Annotated[bool, "Fewer and smaller cases."] = False,
+    verifier: Annotated[list[str] | None, "Audit this one alone; repeatable."] = None,
+    jobs: Annotated[int | None, "Processes; default: one per core."] = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Enumerate the shipped rules on every way of drafting; exit code 1 if anything is wrong.
@@ -67,8 +57,6 @@ def inside(
         raise typer.Exit(FAILED)
 
 
-@audit.command()
-@o.spread_options
 def outside(
     engine: Annotated[
         str,
@@ -76,9 +64,7 @@ def outside(
             help="paceline, the name of a peer, a URL, python:MODULE:FUNCTION, or command:PROGRAM."
         ),
     ],
-    option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE for the engine; repeatable.")
-    ] = None,
+    option: Annotated[list[str] | None, "KEY=VALUE for the engine; repeatable."] = None,
     *,
     plan: Annotated[AuditExtent, o.Takes(*_GREEDY, *_SAMPLED)],
     as_json: o.AsJson = False,

@@ -14,7 +14,6 @@ from paceline.errors import InvalidOption
 from paceline.registry.options import Options
 
 
-@o.spread_options
 def batch(
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="Requests, one a line.")],
     out: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Answers; what it has is kept.")],

@@ -27,30 +27,22 @@ _CAPABILITIES = ("runtime", "device", "precision", "kv_precision", "max_context"
 _DRAFTERS = "none,suffix-automaton,prompt-lookup,recycling"
 
 
-@o.spread_options
 def bench(
     context: typer.Context,
     *,
     workload: Annotated[
-        str, typer.Option(help="prompts; or agentic: plan, workers, refinement on eight tasks.")
+        str, "prompts; or agentic: plan, workers, refinement on eight tasks."
     ] = "prompts",
     prompts: o.Prompts = None,
     drafters: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Comma-separated, or one each time; options may follow, as in "
-            f"aded-mcts:trials=9,seed=1. none is always measured too. Default: {_DRAFTERS}."
-        ),
+        "Comma-separated, or one each time; options may follow, as in "
+        f"aded-mcts:trials=9,seed=1. none is always measured too. Default: {_DRAFTERS}.",
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="So many prompts, spread over categories; or tasks.")
-    ] = None,
-    turns: Annotated[
-        str, typer.Option(help="first: first turns alone; all: whole dialogues.")
-    ] = "first",
+    limit: Annotated[int | None, "So many prompts, spread over categories; or tasks."] = None,
+    turns: Annotated[str, "first: first turns alone; all: whole dialogues."] = "first",
     max_new_tokens: Annotated[
-        int | None,
-        typer.Option(help="Most tokens to generate. Default: 128; for agentic 512."),
+        int | None, "Most tokens to generate. Default: 128; for agentic 512."
     ] = None,
     asked: Annotated[Options, o.Takes(*o.MODEL, *o.VERIFICATION, *o.LIMITS)],
     temperature: o.Temperature = 0.0,
@@ -63,13 +55,9 @@ def bench(
             help="End texts that have come to repeat themselves. Default: for agentic.",
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Drafters forget before every prompt.")
-    ] = False,
-    fidelity: Annotated[
-        bool, typer.Option("--fidelity", help="Also compare the precision with fp32.")
-    ] = False,
+    batch: Annotated[int, "Prompts decoded together."] = 1,
+    cold: Annotated[bool, "Drafters forget before every prompt."] = False,
+    fidelity: Annotated[bool, "Also compare the precision with fp32."] = False,
     out: o.Results = None,
     as_json: o.AsJson = False,
 ) -> None:

@@ -11,7 +11,6 @@ from paceline.cli import options as o
 from paceline.cli.output import report
 
 
-@o.spread_options
 def batches(
     benches: Annotated[
         list[Path],

@@ -11,26 +11,21 @@ from paceline.cli.output import end, interruptible, progress_bar, remark, report
 from paceline.registry.options import Options
 
 
-@o.spread_options
 def methods(
     *,
     asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
-    draft_model: Annotated[
-        str | None, typer.Option(help="Draft model; without one, eagle3 takes its place.")
-    ] = None,
+    draft_model: Annotated[str | None, "Draft model; without one, eagle3 takes its place."] = None,
     given: Annotated[
         list[str] | None,
         typer.Option(
             "--with", help="Options of a line's method, as falcon:weights=FILE; repeatable."
         ),
     ] = None,
-    only: Annotated[
-        str, typer.Option(help="Words by commas: systems or options that have one of them.")
-    ] = "",
-    skip: Annotated[str, typer.Option(help="Likewise, what to leave out.")] = "",
-    batch: Annotated[int, typer.Option(help="Of the second column of speed-ups.")] = 8,
-    limit: Annotated[int, typer.Option(help="Prompts of a method.")] = 6,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 64,
+    only: Annotated[str, "Words by commas: systems or options that have one of them."] = "",
+    skip: Annotated[str, "Likewise, what to leave out."] = "",
+    batch: Annotated[int, "Of the second column of speed-ups."] = 8,
+    limit: Annotated[int, "Prompts of a method."] = 6,
+    max_new_tokens: Annotated[int, "Tokens of an answer."] = 64,
     out: o.Results = None,
     record: o.Record = None,
     as_json: o.AsJson = False,

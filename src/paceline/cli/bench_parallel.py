@@ -5,8 +5,6 @@ from __future__ import annotations
 from itertools import product
 from typing import Annotated, Any
 
-import typer
-
 from paceline.cli import options as o
 from paceline.cli.output import end, interruptible, progress_bar, remark, report
 from paceline.errors import InvalidOption
@@ -15,29 +13,21 @@ from paceline.registry.options import AUTOREGRESSIVE, Options
 SAMPLERS = "autoregressive;counts;counts:per_step=2;counts:per_step=4;threshold:tau=0.9"
 
 
-@o.spread_options
 def parallel(
     *,
     asked: Annotated[Options, o.Takes("model", *o.COMPUTE, model="lists-bd")],
     samplers: Annotated[
-        str,
-        typer.Option(
-            help="Separated by semicolons; autoregressive is the model's own stream, if it has one."
-        ),
+        str, "Separated by semicolons; autoregressive is the model's own stream, if it has one."
     ] = SAMPLERS,
-    blocks: Annotated[
-        str, typer.Option(help="Blocks, separated by commas; 0 is the model's.")
-    ] = "0",
-    caches: Annotated[
-        str, typer.Option(help="Cache plans, separated by semicolons; auto is the model's.")
-    ] = "auto",
-    tasks: Annotated[str | None, typer.Option(help="Separated by commas. Default: all.")] = None,
-    templates: Annotated[str, typer.Option(help="Of the prompts, separated by commas.")] = "0,1,2",
-    seeds: Annotated[int, typer.Option(help="Draws of cases.")] = 5,
-    cases: Annotated[int, typer.Option(help="Cases of a task, template and seed.")] = 8,
-    batches: Annotated[str, typer.Option(help="Canvases decoded together, by commas.")] = "1",
+    blocks: Annotated[str, "Blocks, separated by commas; 0 is the model's."] = "0",
+    caches: Annotated[str, "Cache plans, separated by semicolons; auto is the model's."] = "auto",
+    tasks: Annotated[str | None, "Separated by commas. Default: all."] = None,
+    templates: Annotated[str, "Of the prompts, separated by commas."] = "0,1,2",
+    seeds: Annotated[int, "Draws of cases."] = 5,
+    cases: Annotated[int, "Cases of a task, template and seed."] = 8,
+    batches: Annotated[str, "Canvases decoded together, by commas."] = "1",
     temperature: o.Temperature = 0.0,
-    room: Annotated[int, typer.Option(help="Places of an answer.")] = 20,
+    room: Annotated[int, "Places of an answer."] = 20,
     out: o.Results = None,
     as_json: o.AsJson = False,
 ) -> None:

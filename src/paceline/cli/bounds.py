@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Annotated
 
-import typer
-
 from paceline.cli import options as o
 from paceline.cli.output import remark, report
 from paceline.core.types import SamplingParams
@@ -16,26 +14,19 @@ from paceline.registry.options import Options
 from paceline.version import __version__
 
 
-@o.spread_options
 def bounds(
     *,
     draft: Annotated[
         str,
-        typer.Option(
-            help="layers:28 (the target's first layers), precision:int4 (the target again), or a "
-            "model with the target's vocabulary."
-        ),
+        "layers:28 (the target's first layers), precision:int4 (the target again), or a "
+        "model with the target's vocabulary.",
     ] = "layers:28",
     prompts: o.Prompts = None,
-    limit: Annotated[
-        int | None, typer.Option(help="So many prompts, spread evenly over categories.")
-    ] = None,
-    temperatures: Annotated[str, typer.Option(help="Comma-separated.")] = "0.6,1.0",
-    top_p: Annotated[str, typer.Option(help="Comma-separated.")] = "1.0",
-    drafts: Annotated[
-        str, typer.Option(help="Drafts of a node, comma-separated, 1 to 8.")
-    ] = "1,2,3,4",
-    depth: Annotated[int, typer.Option(help="Length of drafted chains.")] = 4,
+    limit: Annotated[int | None, "So many prompts, spread evenly over categories."] = None,
+    temperatures: Annotated[str, "Comma-separated."] = "0.6,1.0",
+    top_p: Annotated[str, "Comma-separated."] = "1.0",
+    drafts: Annotated[str, "Drafts of a node, comma-separated, 1 to 8."] = "1,2,3,4",
+    depth: Annotated[int, "Length of drafted chains."] = 4,
     max_new_tokens: o.MaxNewTokens = 48,
     asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
     seed: o.Seed = 0,

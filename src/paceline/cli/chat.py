@@ -17,7 +17,6 @@ from paceline.registry.options import Options
 _HELP = "/reset starts anew, /quit (or end of input) leaves, Ctrl-C stops an answer"
 
 
-@o.spread_options
 def chat(
     *,
     asked: Annotated[Options, o.Takes(*o.MODEL, *o.SPECULATION, *o.LIMITS, *o.CHATS)],

@@ -27,31 +27,23 @@ if TYPE_CHECKING:
     from paceline.drafters.resources import Loaded
 
 
-@o.spread_options
 def doctor(
     *,
     asked: Annotated[Options, o.Takes("model", *o.COMPUTE, "kv_precision")],
-    quick: Annotated[bool, typer.Option("--quick", help="Leave the model out.")] = False,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Take a plain and a drafted step apart instead.")
-    ] = False,
+    quick: Annotated[bool, "Leave the model out."] = False,
+    profile: Annotated[bool, "Take a plain and a drafted step apart instead."] = False,
     fingerprint: Annotated[
         bool,
-        typer.Option(
-            "--fingerprint",
-            help="Print hashes of logits instead, equal on every processor: of built-in tiny "
-            "models and, without --quick, of the model.",
-        ),
+        "Print hashes of logits instead, equal on every processor: of built-in tiny "
+        "models and, without --quick, of the model.",
     ] = False,
-    rows: Annotated[int, typer.Option(help="Rows of the drafted step of --profile.")] = 8,
-    drafter: Annotated[str, typer.Option(help="Who drafts in --profile.")] = "suffix-automaton",
+    rows: Annotated[int, "Rows of the drafted step of --profile."] = 8,
+    drafter: Annotated[str, "Who drafts in --profile."] = "suffix-automaton",
     language: Annotated[
-        Path | None,
-        typer.Option(help="Say instead what a text costs in tokens and forwards, with drafts."),
+        Path | None, "Say instead what a text costs in tokens and forwards, with drafts."
     ] = None,
     reference: Annotated[
-        Path | None,
-        typer.Option(help="With --language: the same text in the language to compare with."),
+        Path | None, "With --language: the same text in the language to compare with."
     ] = None,
     as_json: o.AsJson = False,
 ) -> None:

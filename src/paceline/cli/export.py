@@ -21,10 +21,10 @@ def export(
             help="Weights of `paceline train drafter` (*.safetensors), or a model.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
-    to: Annotated[str, typer.Option(help="The engine: vllm.")] = "vllm",
+    out: Annotated[Path, "Folder to write."],
+    to: Annotated[str, "The engine: vllm."] = "vllm",
     model: o.Model = "smollm2-135m",
-    force: Annotated[bool, typer.Option("--force", help="Write over an older export.")] = False,
+    force: Annotated[bool, "Write over an older export."] = False,
     as_json: o.AsJson = False,
 ) -> None:
     """Write a drafter as another engine loads it: eagle3, medusa, draft-lm, s2d, or a model."""

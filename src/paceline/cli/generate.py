@@ -33,21 +33,16 @@ if TYPE_CHECKING:
     from paceline.engine.engine import Event
 
 
-@o.spread_options
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     *,
     asked: Annotated[Options, o.Takes(*o.MODEL, *o.SPECULATION, *o.CANVAS, *o.LIMITS, *o.CHATS)],
     ending: Annotated[
         str,
-        typer.Option(
-            help="A filled end token of a canvas does nothing before its turn (fill), cuts the "
-            "canvas (cut), or is banned but at the first masked place (hold)."
-        ),
+        "A filled end token of a canvas does nothing before its turn (fill), cuts the "
+        "canvas (cut), or is banned but at the first masked place (hold).",
     ] = "fill",
-    show_steps: Annotated[
-        bool, typer.Option("--show-steps", help="Show the canvas as it fills, on a terminal live.")
-    ] = False,
+    show_steps: Annotated[bool, "Show the canvas as it fills, on a terminal live."] = False,
     max_new_tokens: o.MaxNewTokens = 256,
     sampling: o.SamplingOptions,
     presence_penalty: o.PresencePenalty = 0.0,
@@ -57,30 +52,21 @@ def generate(
     ignore_eos: o.IgnoreEos = False,
     stop_loops: o.StopLoops = False,
     logprobs: Annotated[
-        int | None, typer.Option(help="With --json: log-probabilities, and of so many others.")
+        int | None, "With --json: log-probabilities, and of so many others."
     ] = None,
     system: o.System = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="No chat template; a begin token as the model asks.")
-    ] = False,
+    raw: Annotated[bool, "No chat template; a begin token as the model asks."] = False,
     json_schema: Annotated[
-        str | None, typer.Option(help="The text is JSON by this schema: a file, or JSON itself.")
+        str | None, "The text is JSON by this schema: a file, or JSON itself."
     ] = None,
-    regex: Annotated[str | None, typer.Option(help="The whole text matches this pattern.")] = None,
-    grammar: Annotated[
-        Path | None, typer.Option(help="The text is of this grammar: FILE.lark or FILE.gbnf.")
-    ] = None,
+    regex: Annotated[str | None, "The whole text matches this pattern."] = None,
+    grammar: Annotated[Path | None, "The text is of this grammar: FILE.lark or FILE.gbnf."] = None,
     as_json: o.AsJson = False,
     first_of: Annotated[
         int,
-        typer.Option(
-            help="Decode so many samples together; the shortest that ends wins. Lossy: favours "
-            "short texts."
-        ),
+        "Decode so many samples together; the shortest that ends wins. Lossy: favours short texts.",
     ] = 1,
-    color: Annotated[
-        bool, typer.Option("--color", help="Colour tokens by who drafted them.")
-    ] = False,
+    color: Annotated[bool, "Colour tokens by who drafted them."] = False,
 ) -> None:
     """Generate text for a prompt, streaming it as it becomes final."""
     params = SamplingParams(

@@ -21,10 +21,9 @@ def inspect(
         ),
     ],
     model: Annotated[
-        str | None,
-        typer.Option(help="Its target, as for generate: a head drafts for it by several wirings."),
+        str | None, "Its target, as for generate: a head drafts for it by several wirings."
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Length of the text that is drafted.")] = 128,
+    tokens: Annotated[int, "Length of the text that is drafted."] = 128,
     as_json: o.AsJson = False,
 ) -> None:
     """Say what a file or directory is, what it reads of a target, and what fits."""

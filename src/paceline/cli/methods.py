@@ -38,11 +38,8 @@ model or a trained network draws its tree: `draft-model:growth=branching-3.2.1`.
 
 def methods(
     as_json: o.AsJson = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/methods.md.")] = False,
-    weights: Annotated[
-        bool,
-        typer.Option("--weights", help="The cards of the weights that ship, in place of methods."),
-    ] = False,
+    markdown: Annotated[bool, "Print docs/methods.md."] = False,
+    weights: Annotated[bool, "The cards of the weights that ship, in place of methods."] = False,
 ) -> None:
     """List methods: what they are, what they guarantee, what they need, where they come from.
 

@@ -29,40 +29,34 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 
 
-def _said(text: str) -> Any:
-    return typer.Option(help=text)
-
-
 _HELP = dict(described(Options))
-Model = Annotated[str, _said(_HELP["model"])]
-Runtime = Annotated[str, _said(_HELP["runtime"])]
-Precision = Annotated[str | None, _said(_HELP["precision"])]
-Threads = Annotated[int | None, _said(_HELP["threads"])]
-MaxNewTokens = Annotated[int, _said("Most tokens to generate.")]
-Temperature = Annotated[float, _said("0 is greedy.")]
-PresencePenalty = Annotated[float, _said("Subtracted once for tokens in the output.")]
-FrequencyPenalty = Annotated[float, _said("Subtracted per occurrence in the output.")]
-Seed = Annotated[int, _said("Keys all randomness.")]
-Stop = Annotated[list[str] | None, _said("String that ends the text; repeatable.")]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")]
-StopLoops = Annotated[
-    bool, typer.Option("--stop-loops", help="End a text that has come to repeat itself.")
-]
-System = Annotated[str | None, _said("System message.")]
+Model = Annotated[str, _HELP["model"]]
+Runtime = Annotated[str, _HELP["runtime"]]
+Precision = Annotated[str | None, _HELP["precision"]]
+Threads = Annotated[int | None, _HELP["threads"]]
+MaxNewTokens = Annotated[int, "Most tokens to generate."]
+Temperature = Annotated[float, "0 is greedy."]
+PresencePenalty = Annotated[float, "Subtracted once for tokens in the output."]
+FrequencyPenalty = Annotated[float, "Subtracted per occurrence in the output."]
+Seed = Annotated[int, "Keys all randomness."]
+Stop = Annotated[list[str] | None, "String that ends the text; repeatable."]
+IgnoreEos = Annotated[bool, "Go on after end tokens."]
+StopLoops = Annotated[bool, "End a text that has come to repeat itself."]
+System = Annotated[str | None, "System message."]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Prompts = Annotated[
-    Path | None, _said("Spec-Bench JSONL: question_id, category, turns. Default: built-in mix.")
+    Path | None, "Spec-Bench JSONL: question_id, category, turns. Default: built-in mix."
 ]
-Results = Annotated[Path | None, _said("Directory for results; resumes what was interrupted.")]
-Record = Annotated[Path | None, _said("Result file of the documentation to write, too.")]
-Data = Annotated[Path, _said("Folder of `paceline train data`.")]
+Results = Annotated[Path | None, "Directory for results; resumes what was interrupted."]
+Record = Annotated[Path | None, "Result file of the documentation to write, too."]
+Data = Annotated[Path, "Folder of `paceline train data`."]
 Folders = Annotated[
     list[Path],
     typer.Option("--data", help="Folder of `paceline train data`; several, one each time."),
 ]
 DATA = [Path("data")]
 """Where `paceline train data` writes by default."""
-KeepFeatures = Annotated[Path | None, _said("Folder to keep hidden states in, for several runs.")]
+KeepFeatures = Annotated[Path | None, "Folder to keep hidden states in, for several runs."]
 
 
 class Takes:
@@ -89,32 +83,28 @@ class SamplingOptions:
     """Processing of logits to the distribution of a token; what is None is left to the model."""
 
     temperature: Annotated[
-        float | None, _said("0 is greedy, and the default but for the model's own.")
+        float | None, "0 is greedy, and the default but for the model's own."
     ] = None
-    top_k: Annotated[int | None, _said("Sample from the k most likely tokens; 0 is off.")] = None
-    top_p: Annotated[float | None, _said("Sample from the most likely tokens of this mass.")] = None
-    min_p: Annotated[
-        float | None, _said("Drop tokens below this share of the most likely one.")
-    ] = None
-    repetition_penalty: Annotated[
-        float | None, _said("For tokens in prompt or output; 1 is off.")
-    ] = None
-    repeat_last_n: Annotated[int | None, _said("Tokens that penalties look at; -1: all.")] = None
-    dry_multiplier: Annotated[float | None, _said("DRY: taken off what goes on repeating.")] = None
-    dry_base: Annotated[float | None, _said("DRY: growth per repeated token; 1.75.")] = None
-    dry_allowed_length: Annotated[int | None, _said("DRY: repetition that is free; 2.")] = None
-    dry_penalty_last_n: Annotated[int | None, _said("DRY: tokens it looks at; -1: all.")] = None
-    dry_sequence_breakers: Annotated[list[str] | None, _said("DRY: a text; repeatable.")] = None
-    typical_p: Annotated[float | None, _said("Keep the most typical tokens of this mass.")] = None
-    top_n_sigma: Annotated[float | None, _said("Drop logits so many deviations down.")] = None
-    dynatemp_range: Annotated[float | None, _said("How far temperature moves.")] = None
-    dynatemp_exponent: Annotated[float | None, _said("Of the share of entropy; 1.")] = None
-    xtc_probability: Annotated[float | None, _said("XTC: how often it drops tokens.")] = None
-    xtc_threshold: Annotated[float | None, _said("XTC: drops those above but one; 0.1.")] = None
-    mirostat: Annotated[int | None, _said("1 or 2 hold the text's surprise; 0 is off.")] = None
-    mirostat_tau: Annotated[float | None, _said("Mirostat: surprise in bits; 5.")] = None
-    mirostat_eta: Annotated[float | None, _said("Mirostat: rate of adapting; 0.1.")] = None
-    samplers: Annotated[str | None, _said("Their order, parted by ;. Others are off.")] = None
+    top_k: Annotated[int | None, "Sample from the k most likely tokens; 0 is off."] = None
+    top_p: Annotated[float | None, "Sample from the most likely tokens of this mass."] = None
+    min_p: Annotated[float | None, "Drop tokens below this share of the most likely one."] = None
+    repetition_penalty: Annotated[float | None, "For tokens in prompt or output; 1 is off."] = None
+    repeat_last_n: Annotated[int | None, "Tokens that penalties look at; -1: all."] = None
+    dry_multiplier: Annotated[float | None, "DRY: taken off what goes on repeating."] = None
+    dry_base: Annotated[float | None, "DRY: growth per repeated token; 1.75."] = None
+    dry_allowed_length: Annotated[int | None, "DRY: repetition that is free; 2."] = None
+    dry_penalty_last_n: Annotated[int | None, "DRY: tokens it looks at; -1: all."] = None
+    dry_sequence_breakers: Annotated[list[str] | None, "DRY: a text; repeatable."] = None
+    typical_p: Annotated[float | None, "Keep the most typical tokens of this mass."] = None
+    top_n_sigma: Annotated[float | None, "Drop logits so many deviations down."] = None
+    dynatemp_range: Annotated[float | None, "How far temperature moves."] = None
+    dynatemp_exponent: Annotated[float | None, "Of the share of entropy; 1."] = None
+    xtc_probability: Annotated[float | None, "XTC: how often it drops tokens."] = None
+    xtc_threshold: Annotated[float | None, "XTC: drops those above but one; 0.1."] = None
+    mirostat: Annotated[int | None, "1 or 2 hold the text's surprise; 0 is off."] = None
+    mirostat_tau: Annotated[float | None, "Mirostat: surprise in bits; 5."] = None
+    mirostat_eta: Annotated[float | None, "Mirostat: rate of adapting; 0.1."] = None
+    samplers: Annotated[str | None, "Their order, parted by ;. Others are off."] = None
 
     def given(self) -> dict[str, Any]:
         """Return fields of `SamplingParams` that are given."""
@@ -135,7 +125,7 @@ class SamplingOptions:
 
 
 def spread_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Spread arguments that are dataclasses over the command line, field by field.
+    """Make options of arguments with help beside their type, and of the fields of dataclasses.
 
     A field gives type, help and default of an option, in the place of its dataclass. Only keyword
     arguments may come after one. ValueError if two options have the same name.
@@ -150,7 +140,8 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
             groups[name] = group, [each.name for each in own]
             parameters += own
         else:
-            parameters.append(parameter.replace(annotation=hints[name]))
+            option = _option(name, hints[name], parameter.default)
+            parameters.append(parameter.replace(annotation=option))
     spread = Signature(parameters)
 
     @wraps(command)
@@ -195,7 +186,7 @@ def _parameters(group: Any, takes: Takes | None = None) -> list[Parameter]:
 
 
 def _option(name: str, hint: Any, default: Any) -> Any:
-    # Help beside a type makes an option of it; of types, those that can be typed are left.
+    # Of types, those that can be typed are left.
     kind, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if not said or not isinstance(said[0], str):
         return hint

@@ -13,7 +13,7 @@ def pull(
     model: Annotated[
         str, typer.Argument(help="smollm2-135m, or a hub id such as org/name.")
     ] = "smollm2-135m",
-    force: Annotated[bool, typer.Option("--force", help="Fetch again.")] = False,
+    force: Annotated[bool, "Fetch again."] = False,
 ) -> None:
     """Fetch a model into the cache and print its path."""
     from paceline.models import pull as default

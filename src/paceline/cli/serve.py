@@ -91,15 +91,13 @@ def _models(asked: Options, given: list[str], tables: dict[str, Any]) -> list[tu
     ]
 
 
-@o.spread_options
 def serve(
     *,
     context: typer.Context,
     asked: Annotated[Options, o.Takes(*_ENGINE)],
     settings: Settings,
     model: Annotated[
-        list[str] | None,
-        typer.Option(help="MODEL or NAME=MODEL; several load when they are asked for; repeatable."),
+        list[str] | None, "MODEL or NAME=MODEL; several load when they are asked for; repeatable."
     ] = None,
     config: Annotated[
         Path | None,

@@ -21,25 +21,18 @@ if TYPE_CHECKING:
     from paceline.lab.training.data import Text
 
 
-@o.spread_options
 def data(
     prompts: Annotated[
         list[Path] | None,
         typer.Argument(help="JSONL files: turns, prompt, question or instruction."),
     ] = None,
     *,
-    out: Annotated[Path, typer.Option(help="Folder for the shards; resumes.")] = Path("data"),
-    texts: Annotated[
-        int, typer.Option(help="How many, in shards of 256; later runs may add.")
-    ] = 1024,
-    new_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.")] = 256,
-    self_written: Annotated[
-        float, typer.Option(help="Share of texts whose user turn the model writes, too.")
-    ] = 0.5,
-    temperatures: Annotated[
-        str, typer.Option(help="Of the answers, by turns; 0 is greedy.")
-    ] = "0,0,0,1",
-    batch: Annotated[int, typer.Option(help="Texts decoded together.")] = 32,
+    out: Annotated[Path, "Folder for the shards; resumes."] = Path("data"),
+    texts: Annotated[int, "How many, in shards of 256; later runs may add."] = 1024,
+    new_tokens: Annotated[int, "Longest answer in tokens."] = 256,
+    self_written: Annotated[float, "Share of texts whose user turn the model writes, too."] = 0.5,
+    temperatures: Annotated[str, "Of the answers, by turns; 0 is greedy."] = "0,0,0,1",
+    batch: Annotated[int, "Texts decoded together."] = 32,
     keep_features: o.KeepFeatures = None,
     seed: o.Seed = 0,
     asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
@@ -136,17 +129,14 @@ def data(
     report(figures, line, as_json=as_json, finished=not interrupt)
 
 
-@o.spread_options
 def corpus(
     files: Annotated[
         list[Path], typer.Argument(help="Text, in paragraphs; or JSONL with text or content.")
     ],
     *,
-    out: Annotated[Path, typer.Option(help="Folder for the shards; resumes.")] = Path("corpus"),
-    texts: Annotated[
-        int | None, typer.Option(help="At most so many texts. Default: all of it.")
-    ] = None,
-    length: Annotated[int, typer.Option(help="Tokens of a text.")] = 512,
+    out: Annotated[Path, "Folder for the shards; resumes."] = Path("corpus"),
+    texts: Annotated[int | None, "At most so many texts. Default: all of it."] = None,
+    length: Annotated[int, "Tokens of a text."] = 512,
     model: o.Model = "smollm2-135m",
     as_json: o.AsJson = False,
 ) -> None:

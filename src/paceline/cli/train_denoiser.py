@@ -19,13 +19,10 @@ _TEXT = ("depth", "groups", "training_precision")
 _SHARED = ("steps", "batch", "layers", "matrix_rate", "vector_rate", "seed")
 
 
-@o.spread_options
 def denoiser(
     kind: Annotated[str, typer.Argument(help="full, block, order, or text.")],
     *,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the model. Default: denoiser-KIND.")
-    ] = None,
+    out: Annotated[Path | None, "Folder of the model. Default: denoiser-KIND."] = None,
     start: Annotated[
         Path | None,
         typer.Option("--from", help="Denoiser, or of text a draft-lm, to start from."),

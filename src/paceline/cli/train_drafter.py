@@ -31,14 +31,11 @@ _KEPT = ("command", "data", "tokens")
 """Of the provenance of weights that a run starts from, what is noted beside its own."""
 
 
-@o.spread_options
 def drafter(
     network: Annotated[str, typer.Argument(help="Network, with sizes: hydra:steps=5.")],
     *,
     data: o.Folders = o.DATA,
-    out: Annotated[
-        Path | None, typer.Option(help="Where the weights go. Default: NETWORK.safetensors.")
-    ] = None,
+    out: Annotated[Path | None, "Where the weights go. Default: NETWORK.safetensors."] = None,
     start: Annotated[
         Path | None,
         typer.Option(
@@ -48,10 +45,8 @@ def drafter(
         ),
     ] = None,
     keep_features: o.KeepFeatures = None,
-    stored: Annotated[
-        str, typer.Option(help="How the file holds matrices: F16, Q8_0 or Q4_0.")
-    ] = "F16",
-    vocabulary: Annotated[int, typer.Option(help="Tokens that may be drafted.")] = 8192,
+    stored: Annotated[str, "How the file holds matrices: F16, Q8_0 or Q4_0."] = "F16",
+    vocabulary: Annotated[int, "Tokens that may be drafted."] = 8192,
     recipe: Annotated[DrafterRecipe, o.Takes(*_RECIPE)],
     asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
     as_json: o.AsJson = False,

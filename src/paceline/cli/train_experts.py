@@ -16,13 +16,10 @@ _SIZES = ("steps", "batch", "width", "layers", "experts", "inner", "used")
 _RATES = ("locality", "chunk", "balance", "matrix_rate", "vector_rate", "seed")
 
 
-@o.spread_options
 def experts(
     kind: Annotated[str, typer.Argument(help="top-k or blockffn.")],
     *,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the model. Default: experts-KIND.")
-    ] = None,
+    out: Annotated[Path | None, "Folder of the model. Default: experts-KIND."] = None,
     recipe: Annotated[ExpertRecipe, o.Takes(*_SIZES, *_RATES)],
     threads: o.Threads = None,
     as_json: o.AsJson = False,

@@ -28,14 +28,12 @@ _HEAD = ("tokens", "batch_tokens", "rejection", "rate", "seed")
 _FILTER = ("block", "room", "cases", "steps", "seed")
 
 
-@o.spread_options
 def acceptance_head(
     weights: Annotated[Path, typer.Argument(help="Weights of a drafter, safetensors.")],
     *,
     data: o.Data = Path("data"),
     out: Annotated[
-        Path | None,
-        typer.Option(help="Where the head goes. Default: beside the weights, .acceptance."),
+        Path | None, "Where the head goes. Default: beside the weights, .acceptance."
     ] = None,
     recipe: Annotated[HeadRecipe, o.Takes(*_HEAD)],
     asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
@@ -98,19 +96,15 @@ def acceptance_head(
     train(task, place, publish, as_json=as_json)
 
 
-@o.spread_options
 def head_preview(
     weights: Annotated[Path, typer.Argument(help="Weights of a drafter, safetensors.")],
     *,
     data: o.Folders = o.DATA,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Where both go. Default: beside the weights, .head-preview."),
+        Path | None, "Where both go. Default: beside the weights, .head-preview."
     ] = None,
-    rank: Annotated[
-        int, typer.Option(help="Of the preview: less is faster, more misses less.")
-    ] = 128,
-    texts: Annotated[int, typer.Option(help="Texts to fit to, spread over all.")] = 200,
+    rank: Annotated[int, "Of the preview: less is faster, more misses less."] = 128,
+    texts: Annotated[int, "Texts to fit to, spread over all."] = 200,
     asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
     as_json: o.AsJson = False,
 ) -> None:
@@ -167,14 +161,11 @@ def head_preview(
     train(task, place, publish, as_json=as_json)
 
 
-@o.spread_options
 def canvas_filter(
     *,
-    model: Annotated[str, typer.Option(help="Denoiser that sees every row.")] = "lists-mdm",
+    model: Annotated[str, "Denoiser that sees every row."] = "lists-mdm",
     recipe: Annotated[FilterRecipe, o.Takes(*_FILTER)],
-    out: Annotated[Path, typer.Option(help="Where the filter goes.")] = Path(
-        "canvas-filter.safetensors"
-    ),
+    out: Annotated[Path, "Where the filter goes."] = Path("canvas-filter.safetensors"),
     as_json: o.AsJson = False,
 ) -> None:
     """Replay a denoiser's own answers, and learn which picks of a forward are right (Learn2PD).

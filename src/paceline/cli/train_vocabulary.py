@@ -17,7 +17,6 @@ from paceline.core.cache import write_atomically
 from paceline.errors import InvalidOption
 
 
-@o.spread_options
 def vocabulary(
     weights: Annotated[
         str,
@@ -28,16 +27,11 @@ def vocabulary(
     ],
     *,
     data: o.Folders = o.DATA,
-    size: Annotated[
-        int, typer.Option(help="Tokens to keep; 0 is the size of greatest utility.")
-    ] = 0,
-    weight: Annotated[
-        float, typer.Option(help="Of coverage in the utility; the rest is that of time saved.")
-    ] = 0.7,
-    least: Annotated[float, typer.Option(help="Least coverage of the size that is found.")] = 0.9,
+    size: Annotated[int, "Tokens to keep; 0 is the size of greatest utility."] = 0,
+    weight: Annotated[float, "Of coverage in the utility; the rest is that of time saved."] = 0.7,
+    least: Annotated[float, "Least coverage of the size that is found."] = 0.9,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Where they go. Default: NAME-K.safetensors; of a model NAME-K.json."),
+        Path | None, "Where they go. Default: NAME-K.safetensors; of a model NAME-K.json."
     ] = None,
     model: o.Model = "smollm2-135m",
     as_json: o.AsJson = False,

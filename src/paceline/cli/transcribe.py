@@ -15,13 +15,12 @@ from paceline.listening.captions import FORMATS, HEADS
 from paceline.registry.options import Options
 
 
-@o.spread_options
 def transcribe(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="WAV files of 16 kHz.")],
     *,
     asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
-    language: Annotated[str, typer.Option(help="Code of the language.")] = "en",
-    translate: Annotated[bool, typer.Option("--translate", help="To English.")] = False,
+    language: Annotated[str, "Code of the language."] = "en",
+    translate: Annotated[bool, "To English."] = False,
     form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS)}.")] = "text",
 ) -> None:
     """Write down speech, as it becomes final."""

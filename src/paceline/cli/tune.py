@@ -30,24 +30,16 @@ if TYPE_CHECKING:
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-@o.spread_options
 def tune(
     *,
     prompts: o.Prompts = None,
-    time_limit: Annotated[
-        str, typer.Option(help="Seconds, or as in 90s, 5m, 1h, without loading.")
-    ] = "5m",
-    explain: Annotated[
-        bool,
-        typer.Option("--explain", help="Print why the saved choice was made, no more."),
-    ] = False,
-    forget: Annotated[
-        bool, typer.Option("--forget", help="Drop the saved choice and what was measured.")
-    ] = False,
+    time_limit: Annotated[str, "Seconds, or as in 90s, 5m, 1h, without loading."] = "5m",
+    explain: Annotated[bool, "Print why the saved choice was made, no more."] = False,
+    forget: Annotated[bool, "Drop the saved choice and what was measured."] = False,
     decoding: Annotated[
-        str, typer.Option(help="What to tune for: greedy, sampled, or both within the time limit.")
+        str, "What to tune for: greedy, sampled, or both within the time limit."
     ] = "both",
-    temperature: Annotated[float, typer.Option(help="Of sampled decoding.")] = 1.0,
+    temperature: Annotated[float, "Of sampled decoding."] = 1.0,
     max_new_tokens: o.MaxNewTokens = 48,
     asked: Annotated[Options, o.Takes(*o.MODEL, "threads", "max_context")],
     seed: o.Seed = 0,

@@ -236,21 +236,16 @@ def suggest(
     return Suggestions(tuple(found), forwards)
 
 
-@o.spread_options
 def command(
     prompt: Annotated[str, typer.Argument(help="The text so far, taken as it is.")],
     *,
     k: Annotated[int, typer.Option("--k", help="How many suggestions.")] = 3,
-    tokens: Annotated[int, typer.Option(help="Length of each in tokens.")] = 10,
+    tokens: Annotated[int, "Length of each in tokens."] = 10,
     alpha: Annotated[
-        float | None,
-        typer.Option(
-            help="Weight of n-gram counts, 0 to 1. Default: 0.3 with --corpus, 0 without."
-        ),
+        float | None, "Weight of n-gram counts, 0 to 1. Default: 0.3 with --corpus, 0 without."
     ] = None,
     corpus: Annotated[
-        Path | None,
-        typer.Option(help="Text file that n-grams are counted in. Default: the prompt itself."),
+        Path | None, "Text file that n-grams are counted in. Default: the prompt itself."
     ] = None,
     asked: Annotated[Options, o.Takes("model", *o.COMPUTE, "max_context", runtime="torch")],
     as_json: o.AsJson = False,

@@ -12,8 +12,9 @@ pytest.importorskip("torch")
 
 from tests.helpers.tiny_model import save_directory, tiny_config
 
+from paceline.cli import train_heads
 from paceline.cli.app import run
-from paceline.cli.train_heads import acceptance_head
+from paceline.cli.options import spread_options
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.network.stopping_head import load_acceptance_head
 from paceline.drafters.network.weights import digest_of
@@ -59,6 +60,7 @@ def test_a_drafter_is_trained_on_its_own_words(
 def test_a_head_is_trained_and_decodes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = place / "hydra.safetensors"
     where = {"data": place / "data", "model": str(place / "model"), "runtime": "torch"}
+    acceptance_head = spread_options(train_heads.acceptance_head)
     acceptance_head(weights, **where, tokens=600, batch_tokens=128, as_json=True)
     figures = json.loads(capsys.readouterr().out)
     head = place / "hydra.acceptance.safetensors"

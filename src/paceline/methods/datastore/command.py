@@ -22,7 +22,7 @@ _PIECE = 1 << 18
 """Bytes of text that are tokenised at a time."""
 
 Source = Annotated[Path, typer.Argument(help="UTF-8 text, or token ids as a .npy file.")]
-Out = Annotated[Path, typer.Option(help="Directory of the index; an earlier index is replaced.")]
+Out = Annotated[Path, "Directory of the index; an earlier index is replaced."]
 
 
 def index(

@@ -292,7 +292,6 @@ class PivotOptions(HeadOptions):
 Model = Annotated[Options, o.Takes("model", "runtime", "precision", "threads")]
 
 
-@o.spread_options
 def judge(job: JudgeOptions, *, asked: Model, as_json: o.AsJson = False) -> None:
     """Train the head of verifier judge: which mismatches are acceptable.
 
@@ -301,7 +300,6 @@ def judge(job: JudgeOptions, *, asked: Model, as_json: o.AsJson = False) -> None
     run(job, asked, as_json)
 
 
-@o.spread_options
 def pivot(job: PivotOptions, *, asked: Model, as_json: o.AsJson = False) -> None:
     """Train the head of verifier pivot: which mismatches turn the text.
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from paceline.cli import options as o
 from paceline.cli.train import train_beside
 from paceline.methods.ppd.recipe import MaskRecipe
@@ -16,13 +14,10 @@ _SIZES = ("steps", "depth", "rank", "chains", "batch_tokens")
 _RATES = ("rate", "loss", "training_precision", "seed")
 
 
-@o.spread_options
 def mask_rows(
     *,
     data: o.Data = Path("data"),
-    out: Annotated[Path, typer.Option(help="Where the mask rows go.")] = Path(
-        "mask-rows.safetensors"
-    ),
+    out: Annotated[Path, "Where the mask rows go."] = Path("mask-rows.safetensors"),
     recipe: Annotated[MaskRecipe, o.Takes(*_SIZES, *_RATES)],
     asked: Annotated[Options, o.Takes("model", "device", "threads")],
     as_json: o.AsJson = False,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from paceline.cli import options as o
 from paceline.cli.train import train_beside
 from paceline.methods.ppd.recipe import PromptRecipe
@@ -24,13 +22,10 @@ _RECIPE = (
 )
 
 
-@o.spread_options
 def prompt_tokens(
     *,
     data: o.Data = Path("data"),
-    out: Annotated[Path, typer.Option(help="Where the prompt tokens go.")] = Path(
-        "ppd.safetensors"
-    ),
+    out: Annotated[Path, "Where the prompt tokens go."] = Path("ppd.safetensors"),
     recipe: Annotated[PromptRecipe, o.Takes(*_RECIPE)],
     asked: Annotated[Options, o.Takes("model", "device", "threads")],
     as_json: o.AsJson = False,
