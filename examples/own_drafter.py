@@ -4,10 +4,9 @@ from itertools import pairwise
 
 import paceline
 from paceline.core import tree as trees
-from paceline.core.target import Output
-from paceline.core.types import Budget, TokenTree, Verdict
+from paceline.core.types import Budget, TokenTree
 from paceline.drafters.base import Drafter
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 
 class LastBigram(Drafter):
@@ -30,10 +29,9 @@ class LastBigram(Drafter):
             chain.append(token := following[token])
         return trees.chain(chain, self.name)
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
         """Learn from the tokens that the step committed."""
+        sequence, _, verdict, _ = verified
         new = sequence.tokens[-(len(verdict.path) + 2) :]
         self._successors[sequence.id].update(pairwise(new))
 

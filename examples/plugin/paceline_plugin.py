@@ -4,12 +4,11 @@ from itertools import pairwise
 from typing import ClassVar
 
 from paceline.core import tree as trees
-from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingScheme, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.proof.cases import Draftable, Proof, straight
 from paceline.registry.table import Index
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.verifiers.base import TargetDistributions, Verifier, check_sampling, walk
 
@@ -26,9 +25,8 @@ class LastBigram(Drafter):
     def open(self, sequence: Generation) -> None:
         self._successors[sequence.id] = dict(pairwise(sequence.tokens))
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
+        sequence, _, verdict, _ = verified
         new = sequence.tokens[-(len(verdict.path) + 2) :]
         self._successors[sequence.id].update(pairwise(new))
 

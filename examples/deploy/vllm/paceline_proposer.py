@@ -18,7 +18,7 @@ from paceline.core import tree as trees
 from paceline.core.target import NO_LOGITS, Output
 from paceline.core.types import Budget, SamplingParams, Verdict
 from paceline.methods.suffix_decoding import SuffixDecoding
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 
 class Suffix:
@@ -87,7 +87,7 @@ class Suffix:
         del before[place]
         sequence.tokens += text[len(known) :].tolist()
         said = Verdict((), sequence.root)
-        self._drafter.learn(sequence, trees.EMPTY, said, Output(NO_LOGITS))
+        self._drafter.learn(VerifiedDraft(sequence, trees.EMPTY, said, Output(NO_LOGITS)))
         self._rows[row] = sequence, text
 
     def _opened(self, text: np.ndarray, prompt: int) -> tuple[Generation, np.ndarray]:

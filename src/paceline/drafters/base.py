@@ -18,7 +18,6 @@ from paceline.core.types import (
     Needs,
     SamplingScheme,
     TokenTree,
-    Verdict,
 )
 from paceline.drafters.resources import Resources
 from paceline.errors import RuntimeUnavailable
@@ -140,12 +139,10 @@ class Drafter(Described, ABC):
     def observe(self, step: Sequence[VerifiedDraft]) -> None:
         """Learn from a committed step: by default, calls `learn` for each sequence."""
         for each in step:
-            self.learn(*each)
+            self.learn(each)
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
-        """Learn from what a step committed of one sequence: the fields of `VerifiedDraft`."""
+    def learn(self, verified: VerifiedDraft) -> None:
+        """Learn from what a step committed of one sequence."""
 
     def close(self, sequence: Generation) -> None: ...
 

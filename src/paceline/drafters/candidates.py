@@ -9,13 +9,12 @@ from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from paceline.core.target import Output
-from paceline.core.types import Budget, ProbArray, TokenTree, Verdict
+from paceline.core.types import Budget, ProbArray, TokenTree
 from paceline.drafters.base import Drafter
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import COPY_RATES, SHARED_RATES
 from paceline.policy.draft_gate import DraftGate
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.candidates import FLOOR, CandidateTree, Offer
 
 
@@ -60,11 +59,9 @@ class CandidateDrafter(Drafter, Generic[AnyModel]):
             drafts.append(guess.tree(self.name))
         return drafts
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
-        if not self._left_out(sequence):
-            self._settle(sequence)
+    def learn(self, verified: VerifiedDraft) -> None:
+        if not self._left_out(verified.sequence):
+            self._settle(verified.sequence)
 
     def close(self, sequence: Generation) -> None:
         self._guesses.pop(sequence.id, None)

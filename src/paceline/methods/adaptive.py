@@ -11,9 +11,9 @@ from typing import ClassVar, NamedTuple
 
 from paceline.core import tree as trees
 from paceline.core.options import require
-from paceline.core.types import Budget, TokenTree, Verdict
+from paceline.core.types import Budget
 from paceline.policy.controller import Controller, shallower
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 
 class _Lengths(NamedTuple):
@@ -64,7 +64,8 @@ class Adaptive(Controller):
     def budgets(self, sequences: Sequence[Generation]) -> list[Budget]:
         return [shallower(self._limit, self._length(sequence)) for sequence in sequences]
 
-    def learn(self, sequence: Generation, draft: TokenTree, verdict: Verdict) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
+        sequence, draft, verdict, _ = verified
         if len(draft):
             drafted, accepted = trees.deepest(draft), len(verdict.path)
             self._lengths[sequence.id] = self._moved(sequence, drafted, accepted)

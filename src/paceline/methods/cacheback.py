@@ -9,11 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.target import Output
-from paceline.core.types import Budget, TokenTree, Verdict
+from paceline.core.types import Budget
 from paceline.drafters.candidates import CandidateDrafter
 from paceline.methods.lookahead import FollowerModel
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.candidates import CandidateTree
 
 # Tokens of the longest leader.
@@ -46,11 +45,9 @@ class Cacheback(CandidateDrafter[FollowerModel]):
     def open(self, sequence: Generation) -> None:
         self._model.read(sequence.tokens, 0)
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
-        begin, _ = self._settle(sequence)
-        self._model.read(sequence.tokens, begin)
+    def learn(self, verified: VerifiedDraft) -> None:
+        begin, _ = self._settle(verified.sequence)
+        self._model.read(verified.sequence.tokens, begin)
 
     def _guess(self, sequence: Generation, budget: Budget) -> CandidateTree:
         model = self._model

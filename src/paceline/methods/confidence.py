@@ -13,10 +13,10 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import require
-from paceline.core.types import Budget, TokenTree, Verdict
+from paceline.core.types import Budget, TokenTree
 from paceline.policy.acceptance import RecentReach
 from paceline.policy.controller import Controller, shallower
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 
 class Confidence(Controller):
@@ -55,10 +55,10 @@ class Confidence(Controller):
     ) -> list[TokenTree]:
         return [self._select(*each) for each in zip(sequences, drafts, strict=True)]
 
-    def learn(self, sequence: Generation, draft: TokenTree, verdict: Verdict) -> None:
-        recent = self._recent_of(sequence)
+    def learn(self, verified: VerifiedDraft) -> None:
+        recent = self._recent_of(verified.sequence)
         recent.fade()
-        recent.add(trees.deepest(draft), len(verdict.path))
+        recent.add(trees.deepest(verified.draft), len(verified.verdict.path))
 
     def close(self, sequence: Generation) -> None:
         self._recent.pop(sequence.id, None)

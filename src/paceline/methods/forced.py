@@ -12,12 +12,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from paceline.core import tree as trees
-from paceline.core.target import Output
-from paceline.core.types import Budget, TokenTree, Verdict
+from paceline.core.types import Budget, TokenTree
 from paceline.drafters.base import Drafter
 from paceline.errors import InvalidOption
 from paceline.policy.acceptance import HitRates
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 
 class Standing(NamedTuple):
@@ -97,9 +96,8 @@ class Forced(Drafter):
         rates = self._rates.table
         return [self._propose(s, b, rates) for s, b in zip(sequences, budgets, strict=True)]
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
+        sequence = verified.sequence
         for expected in self._expectations.pop(sequence.id):
             if expected.position >= len(sequence.tokens):
                 break

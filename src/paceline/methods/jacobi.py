@@ -11,12 +11,11 @@ from typing import ClassVar, Self
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments
-from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, Distribution, DraftSampling, Needs, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.errors import BadLogits
 from paceline.sampling.distributions import gumbel_max, one_hot
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.sampling.randomness import Draw, Purpose
 
 # From a sequence and an absolute position to the distribution of a first guess there. It may depend
@@ -55,9 +54,8 @@ class Jacobi(Drafter):
     def open(self, sequence: Generation) -> None:
         self._rows[sequence.id] = {}
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
+        sequence, draft, verdict, output = verified
         end = len(sequence.tokens)
         # A stop rule may have cut the run, but then the sequence is not drafted for again.
         begin = end - len(verdict.path) - 1

@@ -13,12 +13,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from paceline.core.options import within
-from paceline.core.target import Output
 from paceline.core.tree import places
-from paceline.core.types import ROOT, Budget, LogitArray, Needs, ProbArray, TokenTree, Verdict
+from paceline.core.types import ROOT, Budget, LogitArray, Needs, ProbArray, TokenTree
 from paceline.drafters.candidates import CandidateDrafter
 from paceline.policy.acceptance import HitRates
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.candidates import FLOOR, CandidateTree, Offer
 
 Run = tuple[int, ...]
@@ -253,9 +252,8 @@ class Lookahead(CandidateDrafter[FollowerModel]):
         window = JacobiWindow(self._length, self._columns, list(sequence.tokens))
         self._windows[sequence.id] = (window, 0)
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
+        sequence, draft, _, output = verified
         begin, guess = self._settle(sequence)
         assert isinstance(guess, _Comb)
         guess.settle(sequence.tokens[begin:], self._hits)

@@ -23,7 +23,7 @@ from paceline.core.target import Output, Target
 from paceline.core.types import Budget, IntArray, LogitArray, TokenTree, Verdict
 from paceline.drafters.string_level import CANDIDATES, StringDraft, StringLevel
 from paceline.drafters.translation import Translation
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.sampling.sampler import top_k_ids
 
 # Entries of the cache; the least recently used go first.
@@ -146,9 +146,8 @@ class OmniDraft(StringLevel):
         self._chains.pop(sequence.id, None)
         super().close(sequence)
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
+        sequence, _, verdict, output = verified
         chain = self._chains.pop(sequence.id, None)
         if chain is not None:
             self._learn(sequence, chain, verdict, output)

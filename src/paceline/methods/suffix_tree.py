@@ -14,11 +14,10 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 from paceline.core.options import require
-from paceline.core.target import Output
-from paceline.core.types import ROOT, Budget, TokenTree, Verdict
+from paceline.core.types import ROOT, Budget, TokenTree
 from paceline.drafters.base import Drafter
 from paceline.errors import InvalidOption
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.base import BestFirst
 from paceline.trees.candidates import CandidateTree
 
@@ -172,9 +171,8 @@ class SuffixTrees(Drafter):
     def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
         return self._best(sequence, budget).tree(self.name)
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
+        sequence = verified.sequence
         self._own[sequence.id].extend(sequence.tokens[self._read[sequence.id] :])
         self._read[sequence.id] = len(sequence.tokens)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from paceline.core.options import arguments, require
-from paceline.core.types import Budget, Described, TokenTree, Verdict
+from paceline.core.types import Budget, Described, TokenTree
 from paceline.errors import InvalidOption
 from paceline.policy.cost import CostModel
 from paceline.sampling.generation import Generation, VerifiedDraft
@@ -87,10 +87,10 @@ class Controller(Described, ABC):
 
         The default calls `learn` for each sequence.
         """
-        for sequence, draft, verdict, _ in step:
-            self.learn(sequence, draft, verdict)
+        for each in step:
+            self.learn(each)
 
-    def learn(self, sequence: Generation, draft: TokenTree, verdict: Verdict) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
         """Learn from what a step accepted of one draft."""
 
     def close(self, sequence: Generation) -> None:

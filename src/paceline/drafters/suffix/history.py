@@ -17,15 +17,14 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core.cache import whole_file
-from paceline.core.target import Output
-from paceline.core.types import Budget, TokenTree, Verdict
+from paceline.core.types import Budget, TokenTree
 from paceline.drafters.base import Drafter
 from paceline.drafters.candidates import alone, length_kinds
 from paceline.drafters.suffix.automaton import BREAK, ROOT_STATE, Automaton, Match
 from paceline.errors import InvalidOption
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import ABSORBED, LEAD, OTHER_SOURCE
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.candidates import CandidateTree
 
 # Most tokens of a history.
@@ -251,13 +250,11 @@ class HistoryDrafter(Drafter):
             self._due = 0
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
         self._due = min(self._due + ABSORBED, self.history.waiting)
-        own = self._own[sequence.id]
+        own = self._own[verified.sequence.id]
         if own is not None and own.guesses:
-            new = own.unread(sequence.tokens)
+            new = own.unread(verified.sequence.tokens)
             for guess in own.guesses:
                 guess.learn(new, self._rates)
             own.guesses = []

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cache import written_file
-from paceline.core.target import Output, Target
-from paceline.core.types import IntArray, LogitArray, Needs, TokenTree, Verdict
+from paceline.core.target import Target
+from paceline.core.types import IntArray, LogitArray, Needs
 from paceline.drafters.base import NoDrafter
 from paceline.errors import InvalidOption
 from paceline.lab.training.data import Text
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -112,11 +112,10 @@ class FeatureRecorder(NoDrafter):
         # Anew if the sequence was preempted.
         self._rows[sequence.id] = [features.astype(np.float16)]
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
-        assert output.features is not None
-        self._rows.setdefault(sequence.id, []).append(output.features.astype(np.float16))
+    def learn(self, verified: VerifiedDraft) -> None:
+        features = verified.output.features
+        assert features is not None
+        self._rows.setdefault(verified.sequence.id, []).append(features.astype(np.float16))
 
     def take(self, request: int) -> LogitArray:
         """Return float16 `[tokens, 4 * hidden_size]` of an ended request, and forget them.

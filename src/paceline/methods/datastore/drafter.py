@@ -19,13 +19,12 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.target import Output
-from paceline.core.types import Budget, IntArray, TokenTree, Verdict
+from paceline.core.types import Budget, IntArray, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.candidates import Evidence, evidence_rates, weigh
 from paceline.errors import InvalidOption
 from paceline.policy.constants import OTHER_SOURCE
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.candidates import CandidateTree, Offer
 
 # Longest context that is searched for.
@@ -282,9 +281,8 @@ class Datastore(Drafter):
         self._table = self._rates.table
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
+        sequence = verified.sequence
         begin, _ = self._known[sequence.id]
         self._guesses.pop(sequence.id).learn(sequence.tokens[begin:], self._rates)
 

@@ -19,10 +19,10 @@ import numpy as np
 from paceline.core import tree as trees
 from paceline.core.options import require, within
 from paceline.core.target import NO_LOGITS, Output, Rows, Target
-from paceline.core.types import LogitArray, ProbArray, TokenTree, Verdict
+from paceline.core.types import LogitArray, ProbArray
 from paceline.errors import OutOfMemory, PacelineError
 from paceline.methods.layers.chains import ExitDrafter, GrowingChain, top_probability
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 
 
 def tokens_per_layer(chance: ProbArray, exits: ProbArray, layers: int, most: int) -> ProbArray:
@@ -169,9 +169,8 @@ class DynamicExit(ExitDrafter):
             self._states[id(each.cache)] = np.stack(seen)
         return [Output(each.logits) for each in found]
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
+        sequence, _, verdict, _ = verified
         states = self._states.pop(id(sequence.cache), None)
         if states is None:
             return

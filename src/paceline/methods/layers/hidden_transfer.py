@@ -17,14 +17,14 @@ import numpy as np
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
 from paceline.core.target import NO_LOGITS, Output, Rows, Target, row_mask, row_positions
-from paceline.core.types import BoolArray, Budget, IntArray, LogitArray, TokenTree, Verdict
+from paceline.core.types import BoolArray, Budget, IntArray, LogitArray, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext, check_layers
 from paceline.drafters.network.weights import weights_of
 from paceline.drafters.recycling import top_rows
 from paceline.errors import OutOfMemory, PacelineError
 from paceline.methods.networks.hidden_transfer import HiddenTransfer
 from paceline.networks.weights import Trained
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.shapes import chances, from_rank_accuracies, layout
 
 
@@ -133,9 +133,8 @@ class HiddenTransferDrafter(Drafter):
             out |= dict(zip(rest, others, strict=True))
         return [out[at] for at in range(len(rows))]
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
+        sequence, _, verdict, _ = verified
         rows = self._rows.pop(id(sequence.cache), None)
         self._foretold.pop(sequence.id, None)
         if rows is not None:

@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 
 from paceline.core import tree as trees
-from paceline.core.target import Output
-from paceline.core.types import ROOT, Budget, IntArray, Needs, ProbArray, TokenTree, Verdict
+from paceline.core.types import ROOT, Budget, IntArray, Needs, ProbArray, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.recycling import top_rows
 from paceline.errors import InvalidOption, RuntimeUnavailable
@@ -22,7 +21,7 @@ from paceline.methods.ppd.prompt_tokens import load_prompt_tokens
 from paceline.methods.ppd.tree import SparseTree, best_tree
 from paceline.networks.weights import shipped_file
 from paceline.policy.cost import CostModel
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.shapes import layout
 from paceline.weights import or_install
 
@@ -81,9 +80,8 @@ class PPD(Drafter):
         costs = (lambda: loaded.costs) if aware == "true" else None
         return cls(trained.accuracies, first, costs)
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
+        sequence, draft, verdict, output = verified
         chain = self._prompts(draft, verdict.path[-1] if verdict.path else ROOT)
         self._candidates.pop(sequence.id, None)
         if chain:

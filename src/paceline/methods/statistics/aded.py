@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from paceline.core.target import Output
-from paceline.core.types import Budget, Needs, TokenTree, Verdict
+from paceline.core.types import Budget, Needs
 from paceline.drafters.candidates import CandidateDrafter
 from paceline.methods.statistics.context_model import PROMPT_WEIGHT, ContextModel
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.trees.candidates import CandidateTree
 
 # Context length of a tri-gram.
@@ -40,9 +39,8 @@ class Aded(CandidateDrafter[ContextModel]):
     def open(self, sequence: Generation) -> None:
         self._model.read(sequence.tokens, 0, PROMPT_WEIGHT)
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
+        sequence, draft, _, output = verified
         if self._left_out(sequence):
             return
         begin, _ = self._settle(sequence)

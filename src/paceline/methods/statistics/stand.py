@@ -15,14 +15,13 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments
-from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, Distribution, Needs, TokenTree, Verdict
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.candidates import CandidateDrafter
 from paceline.methods.statistics.context_model import PROMPT_WEIGHT, ContextModel
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import DRAWN_EDGES, DRAWN_RATES
-from paceline.sampling.generation import Generation
+from paceline.sampling.generation import Generation, VerifiedDraft
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.trees.base import BestFirst, TreeBuilder, race, successive
 from paceline.trees.candidates import CandidateTree, Offer, Place
@@ -176,9 +175,8 @@ class Stand(CandidateDrafter[ContextModel]):
     def open(self, sequence: Generation) -> None:
         self._model.read(sequence.tokens, 0, PROMPT_WEIGHT)
 
-    def learn(
-        self, sequence: Generation, draft: TokenTree, verdict: Verdict, output: Output
-    ) -> None:
+    def learn(self, verified: VerifiedDraft) -> None:
+        sequence, draft, verdict, output = verified
         if self._left_out(sequence):
             return
         begin, guess = self._settle(sequence)
