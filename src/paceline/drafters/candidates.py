@@ -52,12 +52,12 @@ class CandidateDrafter(Drafter, Generic[AnyModel]):
     ) -> list[TokenTree]:
         if self.ranks and not self._gate.learns(budgets):
             return [self._nothing] * len(sequences)
-        drafts = []
-        for sequence, budget in zip(sequences, budgets, strict=True):
-            guess = self._guess(sequence, budget)
-            self._guesses[sequence.id] = (len(sequence.tokens), guess)
-            drafts.append(guess.tree(self.name))
-        return drafts
+        return super().propose(sequences, budgets)
+
+    def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
+        guess = self._guess(sequence, budget)
+        self._guesses[sequence.id] = (len(sequence.tokens), guess)
+        return guess.tree(self.name)
 
     def learn(self, verified: VerifiedDraft) -> None:
         if not self._left_out(verified.sequence):

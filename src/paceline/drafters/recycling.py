@@ -93,7 +93,7 @@ class Recycling(Drafter):
         if self._steps % 32 == 0:
             self._order()
         self._steps += 1
-        return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
+        return super().propose(sequences, budgets)
 
     def observe(self, step: Sequence[VerifiedDraft]) -> None:
         if not self._proposed:  # the step was left out
@@ -117,7 +117,7 @@ class Recycling(Drafter):
         self._values = values
         self._ranking = sorted(range(len(values)), key=values.__getitem__, reverse=True)
 
-    def _propose(self, sequence: Generation, budget: Budget) -> TokenTree:
+    def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
         self._proposed[sequence.id] = len(sequence.tokens)
         known, values = self._successors, self._values
         draft = CandidateTree()

@@ -90,12 +90,6 @@ class Forced(Drafter):
         self._standings[sequence.id] = (0, START)
         self._read(sequence)
 
-    def propose(
-        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
-    ) -> list[TokenTree]:
-        rates = self._rates.table
-        return [self._propose(s, b, rates) for s, b in zip(sequences, budgets, strict=True)]
-
     def learn(self, verified: VerifiedDraft) -> None:
         sequence = verified.sequence
         for expected in self._expectations.pop(sequence.id):
@@ -118,7 +112,8 @@ class Forced(Drafter):
             standing = self._template.read(standing, token)
         self._standings[sequence.id] = (known + len(new), standing)
 
-    def _propose(self, sequence: Generation, budget: Budget, rates: Sequence[float]) -> TokenTree:
+    def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
+        rates = self._rates.table
         begin, standing = self._standings[sequence.id]
         forced = sequence.params.forced_tokens
         tokens: list[int] = []

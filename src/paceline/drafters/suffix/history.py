@@ -248,7 +248,7 @@ class HistoryDrafter(Drafter):
         if self._due:
             self.history.absorb(self._due)
             self._due = 0
-        return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
+        return super().propose(sequences, budgets)
 
     def learn(self, verified: VerifiedDraft) -> None:
         self._due = min(self._due + ABSORBED, self.history.waiting)
@@ -265,7 +265,7 @@ class HistoryDrafter(Drafter):
             if len(sequence.tokens) > sequence.prompt_length:
                 self.history.add(sequence.tokens[max(0, sequence.prompt_length - LEAD) :])
 
-    def _propose(self, sequence: Generation, budget: Budget) -> TokenTree:
+    def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
         if not (budget.nodes and budget.depth):
             return self._nothing
         own = self._own[sequence.id]

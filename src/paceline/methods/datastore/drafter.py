@@ -275,12 +275,6 @@ class Datastore(Drafter):
     def open(self, sequence: Generation) -> None:
         self._known[sequence.id] = (len(sequence.tokens), LONGEST)
 
-    def propose(
-        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
-    ) -> list[TokenTree]:
-        self._table = self._rates.table
-        return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
-
     def learn(self, verified: VerifiedDraft) -> None:
         sequence = verified.sequence
         begin, _ = self._known[sequence.id]
@@ -290,7 +284,7 @@ class Datastore(Drafter):
         self._guesses.pop(sequence.id, None)
         self._known.pop(sequence.id, None)
 
-    def _propose(self, sequence: Generation, budget: Budget) -> TokenTree:
+    def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
         index, tokens = self._index, sequence.tokens
         # A match grows by no more than the tokens that were committed since the last one.
         before, length = self._known[sequence.id]
@@ -320,7 +314,7 @@ class Datastore(Drafter):
             followers.sort(key=_TIMES, reverse=True)
             total = sum(times for _, times in followers)
             found.append((0, spot.length, total, followers))
-        return weigh(found, self._table, reach)
+        return weigh(found, self._rates.table, reach)
 
 
 def _follow(spots: list[_Spot], token: int) -> list[_Spot]:
