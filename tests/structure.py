@@ -57,8 +57,8 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 72_712,
-    "lines of methods": 11_510,
+    "lines": 72_268,
+    "lines of methods": 11_243,
     "modules": 443,
     "docstrings": 0.14,
     "loose": 6,
