@@ -15,7 +15,7 @@ from tests.structure import MODULES, ROOT, TOP, Import, folder, imports_of, inne
 
 from paceline.core.expressions import parse
 from paceline.methods import METHODS
-from paceline.networks.published import DRAFTERS
+from paceline.networks.published.wirings import DRAFTERS
 from paceline.registry import assembly
 from paceline.registry.samplers import DEFAULT_SAMPLERS
 from paceline.registry.table import BUILT_IN

@@ -19,7 +19,8 @@ import paceline
 from paceline.core.target import Rows
 from paceline.errors import InvalidOption
 from paceline.models.source import DirectorySource
-from paceline.networks.published import WiringChanges, open_head
+from paceline.networks.published import open_head
+from paceline.networks.published.wirings import WiringChanges
 from paceline.networks.runner import ContextUpdate
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.reference.target import ReferenceTarget

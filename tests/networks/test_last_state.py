@@ -30,7 +30,8 @@ import paceline
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
 from paceline.models.source import DirectorySource
-from paceline.networks.published import PublishedHead, open_head
+from paceline.networks.published import open_head
+from paceline.networks.published.head import PublishedHead
 from paceline.networks.runner import ContextUpdate
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.reference.target import ReferenceTarget

@@ -20,7 +20,8 @@ from paceline.core.target import Rows
 from paceline.errors import InvalidOption, ModelError, PacelineError
 from paceline.models.config import FINAL
 from paceline.models.source import DirectorySource
-from paceline.networks.published import WiringChanges, open_head
+from paceline.networks.published import open_head
+from paceline.networks.published.wirings import WiringChanges
 from paceline.networks.runner import Branch, ContextUpdate
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.target import CpuTarget

@@ -33,7 +33,7 @@ from paceline.methods.networks.kangaroo import Kangaroo
 from paceline.methods.networks.s2d import S2D
 from paceline.networks.base import Network, describe, drafter_config
 from paceline.networks.catalogue import build, find, names
-from paceline.networks.published import ALONE
+from paceline.networks.published.wirings import ALONE
 from paceline.networks.runner import Chain, ContextUpdate
 from paceline.networks.weights import Trained, load_network, save_network
 from paceline.policy.acceptance import PlattScaling

@@ -22,7 +22,8 @@ from paceline.drafters.network.trees import TreeDrafts
 from paceline.drafters.network.weights import digest_of, fitting, shipped
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.networks.mtp import Mtp, own_head
-from paceline.networks.published import ALONE, DRAFTERS, Published, WiringChanges, open_head
+from paceline.networks.published import Published, open_head
+from paceline.networks.published.wirings import ALONE, DRAFTERS, WiringChanges
 from paceline.networks.runner import NetworkTarget, Runner
 from paceline.networks.weights import Trained
 

@@ -15,7 +15,9 @@ from paceline.core.types import LogitArray
 from paceline.drafters.resources import Loaded
 from paceline.errors import InvalidOption
 from paceline.models.config import FINAL
-from paceline.networks.published import HeadWiring, Published, WiringChanges
+from paceline.networks.published import Published
+from paceline.networks.published.eagle3 import HeadWiring
+from paceline.networks.published.wirings import WiringChanges
 from paceline.networks.runner import ContextUpdate, NetworkTarget
 
 PROMPT = "Write a Python function that counts the words of a text, and explain it in a few steps."
