@@ -24,7 +24,7 @@ from paceline.networks import assistant
 from paceline.networks.pickled import PickledTensors
 from paceline.networks.published.directories import directory_head
 from paceline.networks.published.gguf import gguf_head
-from paceline.networks.published.head import PublishedHead, Tensors
+from paceline.networks.published.head import HeadTensors, PublishedHead
 from paceline.networks.published.layerless import medusa_head, speculator_head
 from paceline.networks.published.wirings import DRAFTERS
 
@@ -72,7 +72,7 @@ def open_head(path: Path) -> Published | None:
     return directory_head(path, config, kind, tensors, names, metadata)
 
 
-def _opened(path: Path) -> tuple[Tensors, list[str], Mapping[str, str]]:
+def _opened(path: Path) -> tuple[HeadTensors, list[str], Mapping[str, str]]:
     # The tensors of a file or directory, their names, and what the file says beside.
     if path.is_dir() and not (path / "model.safetensors.index.json").is_file():
         there = (path / name for name in _FILES)

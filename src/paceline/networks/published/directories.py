@@ -15,7 +15,7 @@ from paceline.models.families import hf_config
 from paceline.models.families.base import HF_PARTS
 from paceline.networks.dflash import MaskedBlock
 from paceline.networks.published.eagle3 import HeadWiring
-from paceline.networks.published.head import PublishedHead, Tensors, no_whole
+from paceline.networks.published.head import HeadTensors, PublishedHead, no_whole
 from paceline.networks.published.wirings import (
     STEPS,
     BlockWiring,
@@ -24,7 +24,7 @@ from paceline.networks.published.wirings import (
     fitting,
 )
 
-# Tensors outside the layers. Of the first layer "attention_norm" norms the embeddings and
+# HeadTensors outside the layers. Of the first layer "attention_norm" norms the embeddings and
 # "hidden_norm" the states beside them.
 _ENDS = {
     **{"fc": "fc", "norm": "norm", "head": "lm_head", "embed": "embed_tokens"},
@@ -51,7 +51,7 @@ def directory_head(
     path: Path,
     config: Mapping[str, Any],
     kind: str,
-    tensors: Tensors,
+    tensors: HeadTensors,
     found: Sequence[str],
     metadata: Mapping[str, str],
 ) -> PublishedHead:

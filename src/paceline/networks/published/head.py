@@ -26,7 +26,7 @@ from paceline.networks.published.wirings import Wiring, WiringChanges
 from paceline.networks.weights import LazyTensors, Trained, as_stored
 
 
-class Tensors(Protocol):
+class HeadTensors(Protocol):
     def __contains__(self, name: object) -> bool: ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...
@@ -57,7 +57,7 @@ class PublishedHead:
     steps: int
     made_for: str
     metadata: Mapping[str, str]
-    tensors: Tensors
+    tensors: HeadTensors
     names: Mapping[str, str]
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.models.config import ModelConfig
-from paceline.networks.published.head import PublishedHead, Tensors, no_whole
+from paceline.networks.published.head import HeadTensors, PublishedHead, no_whole
 from paceline.networks.published.wirings import StateWiring
 
 # Names of Medusa's heads, as FasterDecoding and vLLM have them.
@@ -22,7 +22,7 @@ _NAMES = (
 
 
 def medusa_head(
-    path: Path, config: Mapping[str, Any], tensors: Tensors, found: Sequence[str]
+    path: Path, config: Mapping[str, Any], tensors: HeadTensors, found: Sequence[str]
 ) -> PublishedHead:
     """Return Medusa's heads, of whose tensors the names are `found`; raises as `open_head`."""
     names = {}
@@ -45,7 +45,7 @@ def medusa_head(
 
 
 def speculator_head(
-    path: Path, config: Mapping[str, Any], tensors: Tensors, found: Sequence[str]
+    path: Path, config: Mapping[str, Any], tensors: HeadTensors, found: Sequence[str]
 ) -> PublishedHead:
     """Return an MLP speculator, of whose tensors the names are `found`; raises as `open_head`."""
     names, tied = dict[str, str](), bool(config.get("tie_weights"))
