@@ -101,7 +101,7 @@ def lenders(config: ModelConfig, target: ModelConfig) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class AssistantWiring:
-    """What others ask of `published.Wiring`; assistants are all put together alike.
+    """What others ask of `wirings.Wiring`; assistants are all put together alike.
 
     Attributes:
         width: of the target's states, which are read behind its final norm.

@@ -109,7 +109,8 @@ class MlpSpeculator(Network):
     """Draft one token per step, each from the state before and an embedding of its own.
 
     The first state is the target's; if that is `normed`, parameter "input_norm" is `[width]`, all
-    alike. Where steps are `tied` they share all but the first matrix, "fc".
+    alike. To an RMS norm "ln" a "shift" is added. Where steps are `tied` they share all but the
+    first matrix, "fc".
     """
 
     name: ClassVar[str] = "mlp-speculator"
@@ -130,7 +131,7 @@ class MlpSpeculator(Network):
     def shapes(self) -> Shapes:
         inner, out = self.inner, Shapes(fc=(self.inner, self.config.hidden_size))
         for step in {self._of(each) for each in range(self.steps)}:
-            out |= dict.fromkeys((f"ln.{step}", f"ln.{step}.bias"), (inner,))
+            out |= dict.fromkeys((f"ln.{step}", f"shift.{step}"), (inner,))
             out |= dict.fromkeys((f"emb.{step}", f"heads.{step}"), (self.config.vocab_size, inner))
         for step in range(1, 1 + self._of(self.steps - 1, 1)):
             out[f"proj.{step}"] = (inner, inner)
@@ -157,4 +158,4 @@ class MlpSpeculator(Network):
     def _next(self, ops: Ops, state: Rows, name: str, embedded: Rows, step: int) -> Rows:
         added = ops.times(embedded, self._embedded)
         x = ops.norm(ops.linear(state, [name], residual=added), f"ln.{step}")
-        return ops.gelu(x + ops.weight(f"ln.{step}.bias"), exact=True)
+        return ops.gelu(x + ops.weight(f"shift.{step}"), exact=True)

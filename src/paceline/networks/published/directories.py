@@ -24,7 +24,7 @@ from paceline.networks.published.wirings import (
     fitting,
 )
 
-# HeadTensors outside the layers. Of the first layer "attention_norm" norms the embeddings and
+# Tensors outside the layers. Of the first layer "attention_norm" norms the embeddings and
 # "hidden_norm" the states beside them.
 _ENDS = {
     **{"fc": "fc", "norm": "norm", "head": "lm_head", "embed": "embed_tokens"},

@@ -14,7 +14,7 @@ from paceline.networks.published.eagle3 import HeadWiring
 from paceline.networks.published.head import PublishedHead, no_whole
 from paceline.networks.published.wirings import STEPS, BlockWiring, Wiring, fitting
 
-# HeadTensors outside the layers.
+# Tensors outside the layers.
 _ENDS = {
     **{"fc": "fc", "norm": "output_norm", "head": "output", "embed": "token_embd"},
     "hidden_norm": "enc.output_norm",

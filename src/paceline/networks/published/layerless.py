@@ -53,6 +53,7 @@ def speculator_head(
         part, _, rest = name.removeprefix("speculator.").partition(".")
         step = rest.partition(".")[0]
         plain = f"{'heads' if part == 'head' else part}.{rest}".removesuffix(".weight")
+        plain = re.sub(r"^ln\.(\d+)\.bias$", r"shift.\1", plain)  # which is no layer norm's
         shared = tied and step.isdecimal() and int(step) > (part == "proj")
         names |= {} if shared else {"fc" if plain == "proj.0" else plain: name}
     try:
