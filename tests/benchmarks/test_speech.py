@@ -1,0 +1,69 @@
+"""Speech beside other engines: paragraphs, turns, and rows of times and wrong words."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+speech = importlib.import_module("benchmarks.speech.__main__")
+WORKER = Path(__file__).parents[2] / "benchmarks/speech/worker.py"
+
+
+def test_paragraphs_are_cut_between_sentences() -> None:
+    text = (
+        "A first sentence of some length. " * 5 + "\n\nshort\n\n" + "B is said; and then more. " * 9
+    )
+    found = speech.paragraphs(text, longest=100)
+    assert all(len(each) <= 100 for each in found)
+    assert all(each.endswith((".", ";")) for each in found)
+    assert "short" not in found
+    assert " ".join(found).replace("short", "") == " ".join(text.replace("short", "").split())
+
+
+def test_engines_take_turns_and_rows_are_beside_the_first() -> None:
+    order: list[str] = []
+
+    def engine(name: str, seconds: float) -> speech.Transcriber:
+        def write(path: Path) -> tuple[str, float]:
+            order.append(name)
+            return f"{name} of {path.stem}", seconds
+
+        return write
+
+    engines = {"paceline": engine("paceline", 2.0), "other": engine("other", 3.0)}
+    texts, seconds = speech.compare(engines, [Path("a.wav"), Path("b.wav")], rounds=2)
+    assert order[:4] == ["paceline", "other", "other", "paceline"]
+    assert texts["other"] == ["other of a", "other of b"], "of the first round alone"
+    assert seconds == {"paceline": [4.0, 4.0], "other": [6.0, 6.0]}
+    rows = speech.table({"paceline": (1, 200), "other": (4, 200)}, seconds, spoken=100.0)
+    assert rows[0] == ["paceline", 0.04, "", 0.5, 200]
+    assert rows[1] == ["other", 0.06, "1.50 [1.50, 1.50]", 2.0, 200]
+
+
+def test_a_worker_says_what_it_cannot() -> None:
+    asked = json.dumps({"kind": "transcribe", "engine": "none", "path": "x.wav"})
+    done = subprocess.run(
+        [sys.executable, str(WORKER)],
+        input=asked + "\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "KeyError" in json.loads(done.stdout)["error"]
+
+
+def test_no_sounds_and_no_environment_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    options = ["--sounds", str(tmp_path), "--model", "x"]
+    assert speech.main(["compare", *options]) == 2
+    assert "make.py speech" in capsys.readouterr().err
+    monkeypatch.setattr(speech, "interpreter", lambda name: Path(sys.executable))
+    assert speech.main(["compare", *options]) == 2
+    assert "has no WAV files" in capsys.readouterr().err
