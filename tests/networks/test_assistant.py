@@ -272,25 +272,84 @@ def test_chains_of_a_batch_are_those_of_branches(case: Any, runtime: str) -> Non
         assert [list(each.tokens) for each in runner.draft(updates, STEPS)] == alone
 
 
-def test_clusters_leave_out_tokens_alone(tmp_path: Path) -> None:
-    """Of an assistant that has some, other tokens than theirs are drafted too."""
+CLUSTERED = {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 3}
+
+
+@pytest.fixture(scope="module")
+def clustered(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("clusters")
     judge = Judge(
-        original("gemma4", tmp_path / "target"),
-        assistant(
-            "gemma4",
-            tmp_path / "own",
-            use_ordered_embeddings=True,
-            num_centroids=8,
-            centroid_intermediate_top_k=3,
-        ),
+        original("gemma4", path / "target"), assistant("gemma4", path / "own", **CLUSTERED)
     )
-    source, own = DirectorySource(tmp_path / "target"), opened(tmp_path / "own")
-    assert own.wiring.clusters
+    return judge, DirectorySource(path / "target"), opened(path / "own")
+
+
+def test_clusters_leave_out_tokens_alone(clustered: Any) -> None:
+    """Trees draft other tokens than theirs too."""
+    judge, source, own = clustered
+    assert own.wiring.clusters == (8, 3)
     found = drafts(made("cpu", source), source, own, TOKENS)
     for mine, theirs in zip(found, judge.drafts(TOKENS, DRAFTED), strict=True):
         kept = theirs > theirs.min()
         assert kept.sum() == 36
         assert np.abs(mine - theirs)[kept].max() < 1e-5 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_chains_are_of_the_best_clusters(clustered: Any, precision: str) -> None:
+    """As its module drafts them; with the whole head, the control, some are others."""
+    judge, source, own = clustered
+    target = CpuTarget(source.config, source.weights(), precision, kv_tokens=2048)
+    trained = own.fit(source.config, source.weights(), "of this test")
+    texts = [[*TOKENS[at:], *TOKENS[:at]] for at in range(12)]
+    chains = {}
+    for name, network in (("clusters", trained), ("all", replace(trained, clusters=None))):
+        runner, updates = target.run_network(network), []
+        for text in texts:
+            cache = target.open()
+            features = target.prefill(cache, text[:-1], features=True)[-1:, -BACKBONE:]
+            updates.append(ContextUpdate(runner.open(), features, text[-1:], cache))
+        chains[name] = [list(each.tokens) for each in runner.draft(updates, STEPS)]
+    expected: list[list[int]] = []
+    for text in texts:
+        chain: list[int] = []
+        while len(chain) < STEPS:
+            chain.append(int(judge.drafts(text, chain)[-1].argmax()))
+        expected.append(chain)
+    same = [mine == theirs for mine, theirs in zip(chains["clusters"], expected, strict=True)]
+    others = sum(map(list.__eq__, chains["all"], expected))
+    assert all(same) if precision == "fp32" else sum(same) > 4
+    assert others < 3
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"clusters": (7, 3)}, "3 of 7 clusters of 96 tokens"),
+        ({"clusters": (8, 9)}, "9 of 8 clusters"),
+    ],
+)
+def test_clusters_that_do_not_fit_are_refused(
+    clustered: Any, change: dict[str, Any], said: str
+) -> None:
+    _, source, own = clustered
+    with pytest.raises(InvalidOption, match=said):
+        replace(own, **change).fit(source.config, source.weights(), "")
+
+
+def test_a_token_of_two_clusters_is_refused(tmp_path: Path) -> None:
+    original("gemma4", tmp_path / "target")
+    assistant("gemma4", tmp_path / "own", **CLUSTERED)
+    source, path = DirectorySource(tmp_path / "target"), tmp_path / "own" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["masked_embedding.token_ordering"][3] = tensors["masked_embedding.token_ordering"][4]
+    save_file(tensors, path)
+    with pytest.raises(InvalidOption, match="a token is in no cluster, or in two"):
+        opened(path.parent).fit(source.config, source.weights(), "")
+    del tensors["masked_embedding.token_ordering"]
+    save_file(tensors, path)
+    with pytest.raises(InvalidOption, match="no tensor for the tokens of its clusters"):
+        opened(path.parent).fit(source.config, source.weights(), "")
 
 
 def gguf_file(own: PublishedAssistant, path: Path) -> Path:

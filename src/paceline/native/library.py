@@ -134,6 +134,7 @@ _SIGNATURES = {
     "pick": (None, _PTR, CView, _LONG, _PTR, _INT, _INT, _INT, _INT, CView),
     "leave": (None, _PTR, CView, _INT, _INT),
     "refine": (None, _PTR, _MATRIX, CView, _LONG, _LONG, CView),
+    "clustered": (None, _PTR, _MATRIX, _LONG, _LONG, _PTR, _LONG, CView, CView, CView),
     "runs": (None, _PTR, _HEADS, _LONG, _INT, _INT, _INT, _INT, _INT, _INT),
     "attend_slots": (None, _PTR, _HEADS, _INT, CView, CView),
     "peaks": (_LONG,),

@@ -412,6 +412,24 @@ class Program:
         """
         self._add("refine", "refine", head, _view(hidden), logits.width, best, _view(logits))
 
+    def clustered(
+        self,
+        head: CMatrix,
+        tokens: IntArray,
+        best: int,
+        hidden: Columns,
+        scores: Columns,
+        logits: Columns,
+    ) -> None:
+        """Make the logits of the `best` clusters by score; those of others are minus infinity.
+
+        `tokens` are those of each cluster, `[clusters, size]`; `head` has their rows one cluster
+        behind another, each in whole tiles.
+        """
+        kept = self.packed.keep(tokens.astype("int32"))
+        at = *tokens.shape, kept, best, _view(hidden), _view(scores), _view(logits)
+        self._add("clusters", "clustered", head, *at)
+
     def runs(
         self, count: str, first: int = 0, slots: int = 0, upto: int = ITSELF, of: str = ""
     ) -> None:

@@ -3,7 +3,8 @@
 What they read of a token is its embedding and the state before it: the target's last one for the
 root, later the assistant's own, projected. All tokens of a draft stand where the root does, and see
 the text before it, so an assistant has no cache. Some bring clusters of tokens, which spare reading
-their whole LM head; it is read whole here, as llama.cpp does.
+their whole LM head: chains draft the tokens of the best ones. Trees read all of it, and so does
+what runs without native kernels.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from paceline.models.ops import KV, Ops, Rows
 from paceline.models.safetensors import SafetensorsFiles
 from paceline.models.weights import FileWeights, Weights
 from paceline.networks.base import Network, Shapes
+from paceline.networks.head_preview import CENTROIDS, Clusters
 from paceline.networks.weights import LazyTensors, Trained
 
 KIND = "Gemma 4 assistant"
@@ -33,6 +35,7 @@ ARCHITECTURE = "gemma4-assistant"  # of GGUF files
 _STEPS = 4
 # Matrices around the layers, and their names in files.
 _AROUND = {"before": "pre_projection", "behind": "post_projection"}
+_CLUSTERS = "masked_embedding"
 
 
 class Assistant(Network):
@@ -105,11 +108,11 @@ class AssistantWiring:
 
     Attributes:
         width: of the target's states, which are read behind its final norm.
-        clusters: whether it brings some.
+        clusters: how many it brings, and how many of them are read.
     """
 
     width: int
-    clusters: bool
+    clusters: tuple[int, int]
     kind: ClassVar[str] = KIND
     drafter: ClassVar[str] = Assistant.name
     boundaries: ClassVar[tuple[int, ...]] = (FINAL,)
@@ -117,7 +120,8 @@ class AssistantWiring:
 
     def said(self) -> dict[str, Any]:
         """Return what a reader of its card wants to know, as words and values."""
-        return {"cache": "the target's", "clusters": "not used" if self.clusters else "none"}
+        count, best = self.clusters
+        return {"cache": "the target's", "clusters": f"{best} of {count}" if count else "none"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,7 @@ class PublishedAssistant:
         layout: whose names its tensors have.
         config: of its layers.
         width: of the target's states.
+        clusters: how many there are, and how many of them are read.
     """
 
     path: Path
@@ -136,6 +141,7 @@ class PublishedAssistant:
     config: ModelConfig
     width: int
     tensors: SafetensorsFiles | GGUFFile
+    clusters: tuple[int, int] = (0, 0)
     made_for: ClassVar[str] = ""  # which their files do not say
     names: ClassVar[tuple[str, ...]] = ("head",)  # what it has in place of the target's
 
@@ -156,7 +162,7 @@ class PublishedAssistant:
     @property
     def wiring(self) -> AssistantWiring:
         """Return what it reads."""
-        return AssistantWiring(self.width, any("centroids" in name for name in self._stored))
+        return AssistantWiring(self.width, self.clusters)
 
     def boundaries(self, layers: int) -> tuple[int, ...]:
         """Return the boundaries that it reads of a target with so many layers."""
@@ -190,6 +196,10 @@ class PublishedAssistant:
         before = "nextn." if self.layout == "GGUF" else ""
         around = {name: f"{before}{theirs}.weight" for name, theirs in _AROUND.items()}
         wanted = {**network.shapes(), "head": (config.vocab_size, config.hidden_size)}
+        clusters = self._clusters()
+        if clusters is not None:
+            around[CENTROIDS] = f"{_CLUSTERS}.centroids.weight"
+            wanted[CENTROIDS] = len(clusters.tokens), config.hidden_size
         read: dict[str, Callable[[], LogitArray]] = {}
         for name, shape in wanted.items():
             at, tied = around.get(name), "embed" if name == "head" else name
@@ -204,8 +214,23 @@ class PublishedAssistant:
                 raise self._damaged(f"{name} is {found} and not {shape}")
             whole = partial(own.__getitem__, tied)
             read[name] = whole if at is None else partial(self.tensors.read, at)
-        ids = np.arange(config.vocab_size, dtype=np.int64)
-        return Trained(network, LazyTensors(read), ids, {"model": model, "published": self.layout})
+        ids, told = np.arange(config.vocab_size), {"model": model, "published": self.layout}
+        return Trained(network, LazyTensors(read), ids, told, clusters=clusters)
+
+    def _clusters(self) -> Clusters | None:
+        (count, best), size = self.clusters, self.config.vocab_size
+        if not count:
+            return None
+        if size % count or not 0 < best <= count:
+            raise self._damaged(f"it reads {best} of {count} clusters of {size} tokens")
+        try:
+            kind, raw = self.tensors.stored(f"{_CLUSTERS}.token_ordering")
+        except KeyError as error:
+            raise self._damaged("it has no tensor for the tokens of its clusters") from error
+        ids = raw.reshape(-1).view("<i4" if kind == "I32" else "<i8").astype(np.int64)
+        if not np.array_equal(np.sort(ids), np.arange(size)):
+            raise self._damaged("a token is in no cluster, or in two")
+        return Clusters(ids.reshape(count, -1), best)
 
     def _other(self, why: str) -> InvalidOption:
         return InvalidOption(
@@ -227,11 +252,15 @@ def assistant_in(path: Path, config: Mapping[str, Any]) -> PublishedAssistant:
     try:
         text = {**config["text_config"], "model_type": GEMMA4.hf, "num_kv_shared_layers": 0}
         own, width = hf_config(text), int(config["backbone_hidden_size"])
+        clusters = 0, 0
+        if config.get("use_ordered_embeddings"):
+            clusters = int(config["num_centroids"]), int(config["centroid_intermediate_top_k"])
     except (KeyError, TypeError, ValueError, ModelError) as error:
         raise InvalidOption(
             f"{path} is no whole {KIND} (config.json: {error}): download it again"
         ) from error
-    return PublishedAssistant(path, "transformers", own, width, SafetensorsFiles(path))
+    files = SafetensorsFiles(path)
+    return PublishedAssistant(path, "transformers", own, width, files, clusters)
 
 
 def assistant_of(file: GGUFFile) -> PublishedAssistant:

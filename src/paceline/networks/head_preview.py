@@ -1,7 +1,10 @@
-"""Head preview: low-rank preview of an LM head's logits (SVD-softmax, Shim et al. 2017).
+"""What spares reading the whole LM head in drafted chains.
 
-A matmul with two thin matrices previews all logits; the best few are rescored exactly, from their
-rows of the head alone.
+Head preview: a low-rank preview of its logits (SVD-softmax, Shim et al. 2017). A matmul with two
+thin matrices previews all of them; the best few are rescored exactly, from their rows alone.
+
+Clusters: of tokens, each with a centroid, which a published drafter brings. Those of the best
+centroids are drafted, and no others.
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.types import LogitArray
+from paceline.core.types import IntArray, LogitArray
 
 # Logits of a row that are rescored exactly.
 REFINED = 32
 
 # Tensor names of both matrices in files.
 SCREEN = ("screen.down", "screen.up")
+
+# Parameter of a network that has clusters.
+CENTROIDS = "centroids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,17 @@ class HeadPreview:
 
     def tensors(self) -> dict[str, LogitArray]:
         return dict(zip(SCREEN, (self.down, self.up), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Clusters:
+    """Tokens `[clusters, size]`, int64, each once, and how many clusters are read.
+
+    Scores of the clusters are the products of a hidden state by the matrix `CENTROIDS`.
+    """
+
+    tokens: IntArray
+    best: int
 
 
 def read_head_preview(

@@ -20,7 +20,7 @@ from paceline.errors import InvalidOption
 from paceline.models.gguf import dequantize, quantize
 from paceline.networks.base import Network, config_from, describe
 from paceline.networks.catalogue import build
-from paceline.networks.head_preview import SCREEN, HeadPreview, read_head_preview
+from paceline.networks.head_preview import SCREEN, Clusters, HeadPreview, read_head_preview
 from paceline.weights import weight_files
 
 _RETRAIN = "train or fetch it again"
@@ -122,6 +122,7 @@ class Trained:
     draft_ids: IntArray
     metadata: Mapping[str, str]
     head_preview: HeadPreview | None = None
+    clusters: Clusters | None = None
 
 
 def save_network(path: Path, trained: Trained) -> None:

@@ -108,6 +108,19 @@ void paceline_refine(Program* program, const Matrix* of, View hidden, int64_t wi
     });
 }
 
+// See `clustered`.
+void paceline_clustered(Program* program, const Matrix* of, int64_t clusters, int64_t size,
+                        const int32_t* tokens, int64_t best, View hidden, View scores,
+                        View logits) {
+    program->add([=, head = *of](const Call& call) {
+        const Rows<const float> x = program->read(hidden), by = program->read(scores);
+        const Rows<float> out = program->rows(logits);
+        for (int64_t r = 0; r < program->count(logits, call); ++r) {
+            clustered(head, clusters, size, tokens, best, x[r], by[r], out[r], program->scratch);
+        }
+    });
+}
+
 // How far rows of a run see: up to themselves, to the last of their slots, or to the newest
 // context row.
 enum class Upto : int32_t { kItself, kBlock, kContext };

@@ -15,8 +15,8 @@ from paceline.models.grids import GRIDS, expand
 from paceline.models.weights import Stored, Weights
 from paceline.native.blocks import GROUP, KINDS, PLAIN, width_of
 from paceline.native.library import CMatrix
-from paceline.native.packed import Packed
-from paceline.networks.head_preview import SCREEN
+from paceline.native.packed import LANES, Packed
+from paceline.networks.head_preview import SCREEN, Clusters
 from paceline.networks.weights import Trained
 
 # Block format of each precision; "file" keeps what the file has.
@@ -278,8 +278,20 @@ class NetworkMatrices(NetworkFormats):
         self._known: dict[str, CMatrix] = {}
 
     @property
+    def clusters(self) -> Clusters | None:
+        return self._trained.clusters
+
+    @property
     def previews(self) -> bool:
-        return self._trained.head_preview is not None
+        """Return whether chains need not read the whole LM head."""
+        return self._trained.head_preview is not None or self.clusters is not None
+
+    def head_by_cluster(self, clusters: Clusters) -> CMatrix:
+        """Return the LM head, packed: rows of a cluster behind another's, each in whole tiles."""
+        more = -clusters.tokens.shape[1] % LANES
+        order = np.pad(clusters.tokens, ((0, 0), (0, more)), mode="edge").ravel()
+        width = self._matrix("head").shape[1]
+        return self._packed.matrix(*self.blocks("head"), width, order=order)
 
     def of(self, names: Sequence[str], *, pair: bool = False) -> list[CMatrix]:
         """Return matrices, packed on first use; as a `pair`, a gate and what it gates."""

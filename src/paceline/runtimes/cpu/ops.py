@@ -51,7 +51,7 @@ from paceline.native.program import (
     Operand,
     Program,
 )
-from paceline.networks.head_preview import REFINED, SCREEN
+from paceline.networks.head_preview import CENTROIDS, REFINED, SCREEN, Clusters
 from paceline.runtimes.cpu.mask_rows import COUNT, ROWS, PackedMaskRows
 from paceline.runtimes.cpu.matrices import Matrices, NetworkMatrices
 from paceline.runtimes.kv_cache import BlockPool
@@ -199,8 +199,8 @@ class CpuOps(Recorder):
 
         A model may have `extra` embeddings, float32 `[m, width]`, of ids from the vocabulary on,
         and an adapter of mask rows. A network has `sights`, what its rows see; keys and values
-        `lent` by the target, if it may read them; and a head preview to use, if `previewed`.
-        `memory` is what an encoder writes and its decoder looks at.
+        `lent` by the target, if it may read them; and what spares reading its whole head, to use
+        if `previewed`. `memory` is what an encoder writes and its decoder looks at.
         """
         super().__init__(program)
         self._matrices, self._pool, self._eps = matrices, pool, eps
@@ -357,6 +357,9 @@ class CpuOps(Recorder):
         if not self._previewed:
             return self.linear(x, ["head"], norm=norm, scale=scale)
         hidden = x if norm is None else self.norm(x, norm)
+        assert isinstance(self._matrices, NetworkMatrices)
+        if self._matrices.clusters is not None:
+            return self._of_clusters(hidden, self._matrices, self._matrices.clusters)
         down, up = SCREEN
         previewed = self.linear(self.linear(hidden, [down]), [up])
         [head] = self._matrices.of(["head"])
@@ -367,6 +370,15 @@ class CpuOps(Recorder):
             self.program.rescore_top_k(head, at, to, REFINED)
 
         return self._like(x, previewed.width, record)
+
+    def _of_clusters(self, hidden: Rows, matrices: NetworkMatrices, clusters: Clusters) -> Rows:
+        scores, head = self.linear(hidden, [CENTROIDS]), matrices.head_by_cluster(clusters)
+
+        def record(to: Columns) -> None:
+            at = hidden.columns(), scores.columns(), to
+            self.program.clustered(head, clusters.tokens, clusters.best, *at)
+
+        return self._like(hidden, clusters.tokens.size, record)
 
     def silu(self, x: Rows) -> Rows:
         return self.join(SILU, x, x)

@@ -362,7 +362,7 @@ class CpuRunner:
         self._parts = NetworkParts(network, matrices, packed, self._pool, longest, lent)
         self._chains = ChainProgram(self._parts, ids, previewed=True)
         # Roots of trees need exact logits of the whole head.
-        self._roots = None if trained.head_preview is not None else self._chains
+        self._roots = None if matrices.previews else self._chains
         self._ids = ids
         self._silence = np.zeros(self._chains.tokens * 6, dtype=np.int32)
         self._branches: Branches | None = None
