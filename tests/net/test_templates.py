@@ -33,6 +33,7 @@ def test_a_template_s_text_is_that_of_transformers(given: dict[str, Any], expect
     messages, tools = given["messages"], given.get("tools")
     arguments = {"continue_final_message": True} if given.get("continue") else {}
     arguments |= given.get("arguments", {})
+    expected = given.get("ours", expected)
     refused = given.get("refused", "refuses" if expected is None else None)
     if refused:  # transformers drops without a word what is refused here
         with pytest.raises(PromptError, match=refused):
@@ -53,3 +54,34 @@ def test_random_templates(block: int) -> None:
         tried(seed, seen, CORE)
     assert seen["tokens"] > 0
     assert seen["spelled"] > 0
+
+
+def test_words_between_reasoning_and_a_call_have_a_channel_of_their_own() -> None:
+    """Their text makes no tokens; a template that takes both by itself decides alone."""
+    marks = ["<|end|>", "<|start|>", "<|channel|>", "<|message|>"]
+    vocabulary = core()
+    vocabulary.add_special_tokens(marks)
+    one = (
+        "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}{{ "
+        "raise_exception('both') }}{% endif %}<|start|>{{ m.role }}<|channel|>"
+        "{{ 'analysis' if m.thinking else 'final' }}<|message|>{{ m.thinking or m.content }}<|end|>"
+        "{% endfor %}"
+    )
+    calls = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    both = {"role": "assistant", "reasoning_content": "a<|end|>", "content": "b<|start|>"}
+
+    def told(template: str, **more: Any) -> list[int]:
+        tokenizer = Tokenizer(vocabulary, chat_template=template)
+        return tokenizer.chat([{**both, **more}], add_generation_prompt=False)
+
+    tokenizer = Tokenizer(vocabulary, chat_template=one)
+    ids = told(one, tool_calls=calls)
+    glue = "<|end|><|start|>assistant<|channel|>commentary<|message|>"
+    text = f"<|start|>assistant<|channel|>analysis<|message|>a<|end|>{glue}b<|start|><|end|>"
+    assert tokenizer.decode(ids, skip_special=False) == text
+    assert [ids.count(tokenizer.special_ids[each]) for each in marks] == [2, 2, 2, 2]
+    assert glue not in tokenizer.decode(told(one), skip_special=False)
+    taken = one.replace("raise_exception('both')", "''")
+    assert glue not in tokenizer.decode(told(taken, tool_calls=calls), skip_special=False)
+    with pytest.raises(PromptError, match="both"):
+        told(one.replace("<|channel|>", ""), tool_calls=calls)

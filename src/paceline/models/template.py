@@ -49,6 +49,9 @@ _THINK = (
     ("<|channel>thought", "<channel|>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
+# Of gpt-oss: what its templates have, and what stands between reasoning and words before a call.
+_CHANNEL = "<|channel|>"
+_PREAMBLE = "<|end|><|start|>assistant<|channel|>commentary<|message|>"
 _VEILS = 0x20000  # characters that stand for others: letters that are shown as they are
 _UNSEEN = 0  # who wrote strings in what is not looked into
 # What holds no strings, or none that functions show.
@@ -326,6 +329,22 @@ def recalled(content: Any, tags: tuple[str, str], mark: bytes = OWN) -> Any:
         if at >= begin:
             marks[at : at + len(tag)] = mark * len(tag)
     return Traced(content, bytes(marks))
+
+
+def with_preambles(messages: Sequence[dict[str, Any]], source: str) -> list[dict[str, Any]] | None:
+    """Put what is said before calls behind the reasoning, in its channel, as gpt-oss writes it.
+
+    Its template takes one of both beside a call. None if no traced message has both, or `source`
+    is another template.
+    """
+    if _CHANNEL not in source:
+        return None
+    out = list(messages)
+    for at, each in enumerate(messages):
+        thought, said = each.get("thinking"), each.get("content")
+        if each.get("tool_calls") and thought and said and isinstance(said, str):
+            out[at] = {**each, "thinking": thought + _own(_PREAMBLE) + said, "content": ""}
+    return None if out == list(messages) else out
 
 
 def _concat(parts: Iterable[str]) -> str:

@@ -337,7 +337,14 @@ class Tokenizer:
         tags = written.reasoning_tags(source)
 
         def render(messages: list[dict[str, Any]]) -> tuple[str, bytes]:
-            return self._render(source, _traced(messages, tags, goes_on), values)
+            given = _traced(messages, tags, goes_on)
+            try:
+                return self._render(source, given, values)
+            except PromptError:
+                other = written.with_preambles(given, source)
+                if other is None:
+                    raise
+                return self._render(source, other, values)
 
         def same(*changed: int) -> bool:
             # What is rendered differs if a text that is not shown is a switch.
