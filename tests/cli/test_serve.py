@@ -9,6 +9,7 @@ import pytest
 from tests.helpers.tiny_model import save_gguf, tiny_config
 
 from paceline.cli.app import run
+from paceline.runtimes.cpu.target import KV_TOKENS
 from paceline.serving import logs, server
 
 Call = dict[str, Any]
@@ -96,12 +97,19 @@ def test_several_models_have_names_and_options_of_their_own(
     file.write_text(
         f"memory = 2\ndrafter = 'none'\n[models.mine]\nmodel = '{tmp_path}/b.gguf'\n"
         "max-context = 64\ndrafter = 'suffix-automaton'\n[models.first]\nthreads = 1\n"
+        f"[models.drafted]\nmodel = '{tmp_path}/b.gguf'\ndrafter = 'draft-model'\n"
+        f"kv-tokens = 4096\nkv-precision = 'fp32'\ndraft-model = '{tmp_path}/a.gguf'\n"
     )
     model = ["--model", f"first={tmp_path}/a.gguf", "--model", f"{tmp_path}/c.gguf"]
     assert run(["serve", *model, "--config", str(file)]) == 0
     found = {each.names[0]: each for each in served[0]["models"]}
-    assert list(found) == ["first", "c", "mine"]
-    assert found["c"].size == (tmp_path / "c.gguf").stat().st_size
+    assert list(found) == ["first", "c", "mine", "drafted"]
+    config = tiny_config("qwen2")
+    cached = 2 * config.layers * config.kv_heads * config.head_dim * 2
+    files = {name: (tmp_path / f"{name}.gguf").stat().st_size for name in "abc"}
+    assert found["c"].size == files["c"] + KV_TOKENS * cached
+    # Fewer tokens, wider numbers, and a draft model that is named.
+    assert found["drafted"].size == files["b"] + files["a"] + 2 * 4096 * 2 * cached
     assert all(each.model is None for each in found.values())
     mine, first = found["mine"].load(), found["first"].load()
     assert (mine.name, mine.context, first.context) == ("mine", 64, 256)

@@ -16,6 +16,7 @@ from paceline.lab.measure.fingerprint import RandomWeights, TinyModel
 from paceline.models.ops import StateHeads
 from paceline.runtimes import states
 from paceline.runtimes.cpu.target import CpuTarget
+from paceline.runtimes.kv_cache import cache_bytes
 from paceline.runtimes.reference.target import ReferenceTarget
 
 KINDS = ("F32", "Q8_0", "Q4_K")
@@ -398,3 +399,11 @@ def test_a_short_convolution_has_few_rows() -> None:
     assert states.StateShape.of(TinyModel("llama", KINDS).config) is None
     with pytest.raises(ModelError, match="short convolutions of width 256 over 9 rows"):
         CpuTarget(replace(config, short_taps=9), RandomWeights(config, KINDS))
+
+
+@pytest.mark.parametrize("tokens", [64, 4096])
+def test_the_size_of_a_full_cache_is_known_before(model: CpuTarget, tokens: int) -> None:
+    pool = target(kv_tokens=tokens).memory
+    assert pool.states is not None
+    whole = pool.states.memory.nbytes + sum(each.memory.nbytes for each in pool.slabs)
+    assert cache_bytes(model.config, tokens, np.float16) == whole

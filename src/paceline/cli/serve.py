@@ -16,7 +16,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.core.cache import read_text
-from paceline.errors import InvalidOption
+from paceline.errors import InvalidOption, PacelineError
 from paceline.models.generation import told
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import file_bytes
@@ -24,6 +24,7 @@ from paceline.registry.options import Options
 from paceline.serving.settings import GIB, Settings
 
 if TYPE_CHECKING:
+    from paceline.models.source import ModelSource
     from paceline.serving.hosting import Hosted
     from paceline.serving.model import ServedModel
 
@@ -165,17 +166,36 @@ def _hosted(
     out: list[Hosted] = []
     for name, options in models:
         source = find_source(options)
-        name, size = name or source.name, file_bytes(source.path)
+        name, size = name or source.name, _bytes(options, source)
         if settings.memory is not None and size > settings.memory * GIB:
             raise InvalidOption(
                 f"--memory {settings.memory:g} is too little for {name}, which has "
-                f"{size / GIB:.2f} GiB: give more, or leave it out"
+                f"{size / GIB:.2f} GiB with a full cache: give more, or fewer --kv-tokens"
             )
         if any(name.casefold() == each.names[0].casefold() for each in out):
             raise InvalidOption(f"two models are named {name}: give --model NAME=MODEL")
         load = partial(_load, settings, options, [name])
         out.append(Hosted([name], str(source.path), load, size))
     return out
+
+
+def _bytes(asked: Options, source: ModelSource) -> int:
+    # Of a model's files and, where its size is known before, its full cache; also of a draft model
+    # that is named.
+    from paceline.registry.loading import choose_runtime, find_source
+    from paceline.runtimes.cpu.target import full_cache_bytes
+
+    runtime = choose_runtime(asked.device, source) if asked.runtime == "auto" else asked.runtime
+    size = file_bytes(source.path)
+    size += full_cache_bytes(source, asked.of_runtime) if runtime == "cpu" else 0
+    if asked.draft_model is None:
+        return size
+    drafting = replace(asked, model=asked.draft_model, draft_model=None, adapter=None)
+    try:
+        return size + _bytes(drafting, find_source(drafting))
+    except PacelineError:  # a published drafter, or none at all
+        path = Path(asked.draft_model)
+        return size + (file_bytes(path) if path.exists() else 0)
 
 
 def _keys(path: str | None) -> tuple[str, ...]:

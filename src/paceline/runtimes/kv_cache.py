@@ -6,6 +6,7 @@ until its memory is needed; the least recently used goes first.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import OutOfMemory
+from paceline.models.config import ModelConfig
 from paceline.runtimes.states import (
     LEAST_SLOTS,
     RECORD_BYTES,
@@ -110,6 +112,20 @@ def free_memory() -> int:
     return 0
 
 
+def cache_bytes(config: ModelConfig, tokens: int, dtype: type[np.generic]) -> int:
+    """Return the most bytes of a model's cache of so many tokens, states included."""
+    size = sum(2 * math.prod(shape) for shape in config.kv_shapes) * np.dtype(dtype).itemsize
+    size, state = tokens * size, StateShape.of(config)
+    if state is not None:
+        size += 4 * state.size * _slots(state, size, tokens // BLOCK)
+    return size
+
+
+def _slots(state: StateShape, size: int, blocks: int) -> int:
+    # Of states, which may take as much as the `size` of keys and values.
+    return min(max(size // (4 * state.size), LEAST_SLOTS), blocks)
+
+
 class Slab:
     """Keys and values of layers of one shape, in all blocks.
 
@@ -172,8 +188,7 @@ class BlockPool:
         self.index = PrefixIndex(BLOCK)
         self.states: StatePool | None = None
         if state is not None:
-            slots = self._bytes // (4 * state.size)
-            self.states = StatePool(state, min(max(slots, LEAST_SLOTS), blocks))
+            self.states = StatePool(state, _slots(state, self._bytes, blocks))
             self.index.states = self.states
         self._references = [0] * blocks
         # Low ids first, so that a lightly used pool touches few pages.

@@ -33,7 +33,7 @@ class Hosted:
 
     Attributes:
         load: loads it; may take its time.
-        size: bytes of its files.
+        size: bytes of its files and of its full cache, as far as they are known before.
         worker: owns its engine; None while it is not loaded.
         fault: why it could not be loaded, when that was last tried.
         users: requests that hold it.

@@ -34,7 +34,7 @@ class Settings:
     ] = None
     memory: Annotated[
         float | None,
-        "Most GiB that files of loaded models have; what was used longest ago makes room.",
+        "Most GiB of loaded models, files and full caches; what was used longest ago makes room.",
         _SOME,
     ] = None
     max_batch: Annotated[int, "Most sequences decoded together.", at_least(1)] = 8

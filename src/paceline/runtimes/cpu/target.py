@@ -40,7 +40,7 @@ from paceline.runtimes.cpu.forward import Counted, Forward, ForwardBatch
 from paceline.runtimes.cpu.mask_rows import PackedMaskRows
 from paceline.runtimes.cpu.matrices import Matrices, check_precision
 from paceline.runtimes.cpu.networks.runner import CpuRunner
-from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
+from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache, cache_bytes
 from paceline.runtimes.states import SequenceState, StateShape
 
 # Prompt tokens per prefill pass.
@@ -52,6 +52,7 @@ PREFIX_TOKENS = 4_096
 
 # Storage of keys and values by name.
 KV_PRECISIONS: dict[str, KvDtype] = {"fp16": "fp16", "fp32": "fp32"}
+_NUMBERS: dict[KvDtype, type[np.generic]] = {"fp16": np.float16, "fp32": np.float32}
 
 # Subsets of layers that stay recorded.
 _PARTIAL = 16
@@ -65,6 +66,17 @@ def check_kv_precision(precision: str) -> KvDtype:
             f"key-value cache precision {precision!r} is unknown: use {', '.join(KV_PRECISIONS)}"
         )
     return KV_PRECISIONS[precision]
+
+
+def _kv_precision(precision: str) -> KvDtype:
+    return "fp32" if precision == "fp32" else "fp16"
+
+
+def full_cache_bytes(source: ModelSource, options: RuntimeOptions) -> int:
+    """Return the bytes of a model's cache once it is full; `CpuTarget` takes them as it fills."""
+    tokens = KV_TOKENS if options.kv_tokens is None else options.kv_tokens
+    kind = options.kv_precision or _kv_precision(options.precision or source.precision)
+    return cache_bytes(source.config, tokens, _NUMBERS[check_kv_precision(kind)])
 
 
 def _state_shape(config: ModelConfig) -> StateShape | None:
@@ -125,7 +137,7 @@ class CpuTarget(Runtime):
                 "runtime 'cpu' needs its native kernels: install g++ or pip install ziglang, or "
                 "use --runtime torch"
             )
-        kv_precision = kv_precision or ("fp32" if precision == "fp32" else "fp16")
+        kv_precision = kv_precision or _kv_precision(precision)
         kv_dtype = check_kv_precision(kv_precision)
         kv_tokens = KV_TOKENS if kv_tokens is None else kv_tokens
         prefix_tokens = PREFIX_TOKENS if prefix_tokens is None else prefix_tokens
@@ -161,7 +173,7 @@ class CpuTarget(Runtime):
                 config.head_dim,
                 blocks,
                 keep=prefix_tokens // BLOCK,
-                dtype=np.float16 if kv_dtype == "fp16" else np.float32,
+                dtype=_NUMBERS[kv_dtype],
                 state=_state_shape(config),
                 shapes=config.kv_shapes,
             )
