@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 72_421,
+    "lines": 72_628,
     "lines of methods": 11_243,
     "modules": 449,
     "docstrings": 0.14,
