@@ -12,6 +12,7 @@ import pytest
 
 from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.prefill import Prefiller
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.stopping import Transcript
 from paceline.runtimes.kv_cache import PagedCache
@@ -20,6 +21,7 @@ from paceline.serving.admission import Gate
 from paceline.serving.app import Exchange, Service
 from paceline.serving.http import EventStream
 from paceline.serving.objects import Answer
+from paceline.serving.pieces import Pieces
 from paceline.serving.plan import Plan
 from paceline.serving.server import Stopping
 from paceline.serving.worker import Outbox, ServingCore, Worker
@@ -78,9 +80,19 @@ FAULTS = {
         Engine, "_preempt", "self.decoder.close(request.sequence)", "pass"
     ),
     "a preempted request goes to the end of the queue": Fault(
-        Scheduler, "preempt", "appendleft", "append"
+        Scheduler, "_back", "appendleft", "append"
     ),
-    "the oldest request is preempted": Fault(Scheduler, "preempt", "max(", "min("),
+    "the oldest request is preempted": Fault(Scheduler, "preempt", "[-1]", "[0]"),
+    "a piece of a prompt is lost": Fault(Pieces, "_take", 'found["append"])', "())"),
+    "what came first is read on": Fault(
+        Prefiller, "rewrite", "min(before, shared", "max(1, shared"
+    ),
+    "a prompt is answered before its end": Fault(
+        AutoregressiveDecoder, "begin", "or sequence.open", "or False"
+    ),
+    "what was read ahead is not cancelled": Fault(
+        Exchange, "_written", "self.outbox.jobs = [job]", "self.outbox.jobs = []"
+    ),
     "usage lacks what was resumed": Fault(Answer, "usage", "len(each.resume)", "0"),
     "usage counts a token too many": Fault(
         Answer, "usage", "len(choice.token_ids)", "len(choice.token_ids) + 1"

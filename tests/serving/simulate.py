@@ -2,10 +2,10 @@
 
     python -m tests.serving.simulate --seeds 20000
 
-A seed is one life of a server over a table: clients that ask for all kinds of answers, read slowly,
-hang up, resume, and ask for too much, while forwards, drafters, steps and the engine's thread fail
-and a signal drains it. No threads, sockets or real time: `Wrong` and `Stuck` come again with their
-seed. What is compared with is the library alone.
+A seed is one life of a server over a table: clients that ask for all kinds of answers, write
+prompts piece by piece, read slowly, hang up, resume, and ask for too much, while forwards,
+drafters, steps and the engine's thread fail and a signal drains it. No threads, sockets or real
+time: `Wrong` and `Stuck` come again with their seed. What is compared with is the library alone.
 """
 
 from __future__ import annotations
@@ -166,6 +166,7 @@ class Asked:
     poisoned: bool = False
     resumed: int = 0  # tokens that were said before, and their text
     said: str = ""
+    written: bool = False  # piece by piece
 
 
 def alone(prompt: Any, kind: int, size: int, sample: int) -> tuple[Completion, list[str]]:
@@ -236,6 +237,24 @@ def ask(draw: random.Random, most: int) -> Asked:
             asked.said = "".join(said[:cut])
             body["resume_token_ids"] = list(asked.expected[0].token_ids[:cut])
     return asked
+
+
+def pieces(draw: random.Random, asked: Asked) -> list[bytes]:
+    """Return the lines of a request that is written piece by piece, perhaps with a false start."""
+    field = {CHATS: "messages", TEXTS: "prompt", RESPONSES: "input"}[asked.path]
+    given = asked.body[field]
+    text = given[0]["content"] if asked.path == CHATS else given if field == "input" else given[0]
+    cuts = sorted(draw.randrange(len(text) + 1) for _ in range(draw.choice([0, 1, 3])))
+    first, *rest = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+    def form(text: str) -> Any:
+        return [{"role": "user", "content": text}] if asked.path == CHATS else text
+
+    lines = [asked.body | {field: form(first)}]
+    if draw.random() < 0.4:
+        lines = [asked.body | {field: form(draw.choice(PROMPTS))}, {field: form(first)}]
+    lines += [{"append": each} for each in rest]
+    return [json.dumps(each).encode() + b"\n" for each in lines]
 
 
 # The world around the server.
@@ -500,25 +519,27 @@ class World:
             await asyncio.sleep(self.draw.uniform(0, 0.08))
             closed = self.dead or self.signalled is not None
             client = Client(Asked("/health", {}), self.loop.now)
-            await self._call(client, "GET", b"", 0, 0, None)
+            await self._call(client, "GET", [b""], 0, 0, None)
             check(client.status == (503 if closed else 200), f"health is {client.status}")
 
     async def _call(
         self,
         client: Client,
         method: str,
-        data: bytes,
+        parts: list[bytes],
         pause: float,
         reading: float,
         patience: float | None,
     ) -> None:
-        parts = [data[: len(data) // 2], data[len(data) // 2 :]] if pause else [data]
+        begun = False
 
         async def receive() -> Json:
+            nonlocal begun
             if parts:
                 part = parts.pop(0)
-                if pause and not parts:
+                if pause and begun:
                     await client.wait(pause)
+                begun = True
                 if not client.gone.is_set():
                     return {"type": "http.request", "body": part, "more_body": bool(parts)}
             await client.gone.wait()
@@ -533,7 +554,8 @@ class World:
 
         path = client.asked.path
         scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode()}
-        scope |= {"headers": [], "query_string": b"", "scheme": "http", "http_version": "1.1"}
+        lines = [(b"content-type", b"application/x-ndjson")] if client.asked.written else []
+        scope |= {"headers": lines, "query_string": b"", "scheme": "http", "http_version": "1.1"}
         scope |= {"server": ("x", 80), "client": ("y", 1), "root_path": "", "asgi": {}}
 
         def hang_up() -> None:
@@ -554,7 +576,12 @@ class World:
         pause = draw.choice([0.01, 0.02, 5.0]) if draw.random() < 0.1 else 0.0
         reading = draw.choice([0.01, 0.3, 2.0]) if self.slow and draw.random() < 0.4 else 0.0
         data = json.dumps(asked.body).encode()
-        await self._call(client, "POST", data, pause, reading, patience)
+        parts = [data[: len(data) // 2], data[len(data) // 2 :]] if pause else [data]
+        if asked.prompts == 1 and draw.random() < 0.4:
+            asked.written, parts = True, pieces(draw, asked)
+            pause = pause or draw.choice([0.0, 0.005, 0.03])
+            self.tally["written"] += 1
+        await self._call(client, "POST", parts, pause, reading, patience)
         client.inside, client.ended = False, self.loop.now
         self._judge(client, pause, reading, was_dead)
         if client.gone.is_set():
@@ -606,16 +633,20 @@ class World:
         for job in core._ids:
             check(self.since[job] >= aborted, "an answer goes on after the time is up")
         scheduler = engine.scheduler
-        running = [each.sequence.id for each in scheduler.placed]
-        waiting = [each.sequence.id for each in scheduler if each.sequence.id not in running]
+        placed = [each.sequence.id for each in scheduler.placed]
+        decode = len(scheduler.running)
+        plain = [each for each, job in core._jobs.items() if not job.prepared.open]
+        running = [each for each in placed if each in plain]
+        order = [each.sequence.id for each in scheduler]
+        waiting = [each for each in order if each not in placed and each in plain]
         check(core.jobs == len(scheduler), "the worker and the engine hold different jobs")
         check(core.jobs <= waited, "requests of clients that have left go on")
         check(core.jobs <= self.most, "more was accepted than the limits allow")
         check(self.service.gate.sequences <= self.most, "the gate holds more than its limit")
-        check(len(running) <= self.settings.max_batch, "the batch is larger than max_batch")
+        check(decode <= self.settings.max_batch, "the batch is larger than max_batch")
         check(max(running, default=-1) < min(waiting, default=10**9), "a request is overtaken")
         check(waiting == sorted(waiting), "the queue has lost its order")
-        check(core.load.running == len(running), "the load that is told is not the engine's")
+        check(core.load.running == len(placed), "the load that is told is not the engine's")
         for job in core._ids:
             most = max(self.limit, self.limit // 4 * len(job.outbox.jobs))
             fits = job.outbox.size <= most

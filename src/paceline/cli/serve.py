@@ -39,6 +39,7 @@ _ENGINE = (
     *o.CHATS,
     "kv_tokens",
     "prefix_tokens",
+    "prompt_policy",
 )
 
 

@@ -62,6 +62,11 @@ DEFAULT_OPTIONS = RuntimeOptions()
 Half = Literal["attention", "feed-forward"]
 Layer = int | tuple[int, Half]
 
+# Attention sinks (arXiv:2309.17453): the first tokens of an endless text, which stay, and how many
+# others leave it at once.
+SINKS = 32
+LEAVING = 256
+
 # `Rows.wanted` of rows without logits.
 NO_LOGITS: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -168,6 +173,32 @@ def row_positions(rows: Rows) -> IntArray:
     return np.concatenate([positions, trees.depths(rows.tree) + positions[-1]])
 
 
+def stored(cache: Any) -> int:
+    """Return how many cached tokens are there: without those that have left an endless text."""
+    return int(cache.length) - getattr(cache, "gone", 0)
+
+
+def room_of(cache: Any) -> int:
+    """Return how many tokens may follow before some leave an endless text."""
+    return SINKS + int(cache.window) + LEAVING - stored(cache)
+
+
+def goes_back(cache: Any, length: int) -> bool:
+    """Return whether a text of that length still has what this cache has lost."""
+    return bool(cache.gone > 0 and length < SINKS + cache.window + cache.gone)
+
+
+def sink_rows(cache: Any, tokens: Sequence[int]) -> Rows:
+    """Return the rows of the first tokens of a text, right before what of it has not left.
+
+    They see one another and nothing else, as when they were read first.
+    """
+    count = len(tokens)
+    sees, none = np.tri(count, dtype=np.bool_), np.zeros(count, dtype=np.int64)
+    positions = cache.gone + np.arange(count, dtype=np.int64)
+    return Rows.block(cache, tokens, positions, sees, cached=none, wanted=NO_LOGITS)
+
+
 def row_parents(rows: Rows) -> list[int]:
     """Return by row of a draft the row before it on its path; -1 for the cached prefix."""
     chain = list(range(-1, rows.num_new - 1))
@@ -186,7 +217,7 @@ def row_mask(rows: Rows, window: int = 0, past: int | None = None) -> BoolArray:
     keys that a row of a block sees; 0 leaves all. `past` is the number of columns of cached keys;
     None for all.
     """
-    past = rows.cache.length if past is None else past
+    past = stored(rows.cache) if past is None else past
     if rows.sees is not None:
         cached = np.full(len(rows), past) if rows.cached is None else rows.cached
         mask = np.concatenate([np.arange(past) < cached[:, None], rows.sees], axis=1)
@@ -302,6 +333,19 @@ Head = Callable[[int], IntArray]
 
 # Tokens that a cache of a draft model can drop at any time: as deep as drafts mostly are.
 ROLLBACK = 16
+
+
+@runtime_checkable
+class Slides(Protocol):
+    """A target of `Capabilities.endless`, whose texts may lose tokens behind the first ones."""
+
+    def slide(self, cache: Any, sinks: Sequence[int]) -> None:
+        """Drop the `LEAVING` tokens behind the first `SINKS`, and read those again at their place.
+
+        Others stay as they are stored, at the positions that they have; `sinks` are the tokens read
+        again, right before them. What is cached is a multiple of `LEAVING` behind the sinks.
+        """
+        ...
 
 
 @runtime_checkable

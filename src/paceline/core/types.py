@@ -298,6 +298,7 @@ class Capabilities:
     networks: bool = False
     embeddings: bool = False
     paged: bool = False
+    endless: bool = False
     timed: bool = False
     head: tuple[int, ...] | None = None
     denoises: CanvasTraits | None = None

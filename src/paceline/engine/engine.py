@@ -6,20 +6,17 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from paceline.core.constraint import Constraint
-from paceline.core.metrics import GenerationStats
 from paceline.core.options import check_text, require
 from paceline.core.target import Listens
 from paceline.core.types import (
     UNLIMITED,
     CanvasParams,
-    FinishReason,
-    ProbArray,
     SamplingParams,
     Speculation,
     TokenLogprob,
@@ -27,14 +24,18 @@ from paceline.core.types import (
 from paceline.engine.decoder import Commit, Decoder
 from paceline.engine.hearing import Hearing, Speech
 from paceline.engine.loop import AutoregressiveDecoder
-from paceline.engine.prefill import Chunk
-from paceline.engine.requests import BreakerTokens, parameters, token_ids
+from paceline.engine.prefill import Chunk, shared_prefix
+from paceline.engine.requests import BreakerTokens, encoded, parameters, token_ids, unsettled
+from paceline.engine.requests import Completion as Completion
+from paceline.engine.requests import Event as Event
 from paceline.engine.requests import Message as Message
 from paceline.engine.requests import Prepared as Prepared
 from paceline.engine.requests import Prompt as Prompt
+from paceline.engine.requests import PromptProgress as PromptProgress
 from paceline.engine.scheduler import Limits, Request, Scheduler
 from paceline.engine.stopping import Transcript
 from paceline.engine.turns import turns_of
+from paceline.engine.writing import Writing
 from paceline.errors import (
     ContextExceeded,
     EngineFailed,
@@ -55,59 +56,6 @@ _LOG = logging.getLogger(__name__)
 _DIE_IN_FORKS = ("torch", "transformers")  # their pools of threads do
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A finished generation.
-
-    `text` is without end tokens and cut before a stop string; `token_ids` has the end token, if one
-    came. `sources` names per token the drafter that proposed it, or None if the target chose it.
-    `cached_tokens` of the prompt were found in the prefix cache. `prompt_logprobs` begins with the
-    second token. `state`, float64 `[hidden_size]`, is there if it was asked for (`pooling`).
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...]
-    sources: tuple[str | None, ...]
-    prompt_tokens: int
-    finish_reason: FinishReason
-    stats: GenerationStats
-    cached_tokens: int = 0
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    state: ProbArray | None = None
-
-
-class Event(NamedTuple):
-    """Result of one step for one request; `completion` or `error` is set once it has ended.
-
-    `text` is text that became final: empty while a character or stop string is incomplete.
-    `logprobs` are those of `token_ids`, if asked for. An error is one of this request alone.
-    `cached_tokens` are known from the first event on; `prompt_logprobs` stand in the first.
-    `fills`: as of `Commit`.
-    """
-
-    request: int
-    text: str
-    token_ids: tuple[int, ...]
-    sources: tuple[str | None, ...]
-    completion: Completion | None = None
-    logprobs: tuple[TokenLogprob, ...] = ()
-    error: PacelineError | None = None
-    cached_tokens: int = 0
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    fills: tuple[tuple[int, int], ...] = ()
-    progress: PromptProgress | None = None
-
-
-class PromptProgress(NamedTuple):
-    """How far a prompt of `total` tokens is read, `seconds` after it came; `cached` were known."""
-
-    total: int
-    cached: int
-    processed: int
-    seconds: float
-
-
 class Engine:
     """Generate text for any number of requests, `max_batch` at a time, in any number of threads.
 
@@ -126,6 +74,7 @@ class Engine:
         max_waiting: int | None = None,
         step_tokens: int | None = None,
         pool: int | None = None,
+        prompt_policy: str = "fcfs",
         config: Mapping[str, Any] | None = None,
         defaults: Mapping[str, float] | None = None,
     ) -> None:
@@ -136,6 +85,7 @@ class Engine:
             step_tokens: most rows of a forward that combines prefill and decoding; None chooses by
                 measured costs.
             pool: fewest sequences of equal length that take a step without the others.
+            prompt_policy: which of several prompts is read first, see `POLICIES`.
             config: what the engine was loaded with, for reports.
             defaults: fields of `SamplingParams` that the model's files ask for. `generate` and its
                 like take what they are given: `engine.generate(prompt, **engine.defaults)`.
@@ -145,7 +95,7 @@ class Engine:
         self.config = dict(config or {})
         self.defaults = dict(defaults or {})
         decoder.isolate()
-        limits = Limits(max_batch, max_waiting, step_tokens, pool)
+        limits = Limits(max_batch, max_waiting, step_tokens, pool, prompt_policy)
         self.scheduler = Scheduler(limits, decoder.memory)
         self._breakers = BreakerTokens(tokenizer, decoder.target.capabilities.vocab_size)
         capabilities, target = decoder.target.capabilities, decoder.target
@@ -197,7 +147,7 @@ class Engine:
             done = [self._last_event(request) for request in requests]
         finally:
             for request in requests:
-                self._drop(request)
+                self.leave(request)
         return done if many else done[0]
 
     def stream(
@@ -212,7 +162,14 @@ class Engine:
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> Iterator[Event]:
         """Yield events: text as in `stream`, with tokens, their sources and the completion."""
-        request = self._queue(prompt, params, options, mailed=True)
+        yield from self.follow(self._queue(prompt, params, options, mailed=True))
+
+    def enter(self, prompt: Prepared) -> int:
+        """Queue a request as `add`; its events are stored for `follow`, until `leave`."""
+        return self._queue(prompt, None, {}, mailed=True)
+
+    def follow(self, request: int) -> Iterator[Event]:
+        """Yield the events of a request that was entered, and leave it."""
         try:
             while True:
                 event = self._read(request)
@@ -220,7 +177,7 @@ class Engine:
                 if event.completion is not None:
                     return
         finally:
-            self._drop(request)
+            self.leave(request)
 
     def prepare(
         self,
@@ -237,6 +194,7 @@ class Engine:
         prediction: str | Sequence[int] = (),
         pooling: Pooling | None = None,
         speech: Speech | None = None,
+        open: bool = False,
         **options: Any,
     ) -> Prepared:
         """Check and tokenise a request for `add`. Any thread may call this.
@@ -257,6 +215,8 @@ class Engine:
             pooling: give the state of the prompt (`Completion.state`) in place of a text, that of
                 its last token or the mean over all.
             speech: what to write down, for models that hear; the caller lets it go (`let_go`).
+            open: the prompt may go on, or become another (`replace`): it is read but for its last
+                word, and not answered.
             **options: single fields of `SamplingParams`.
 
         Raises:
@@ -296,7 +256,16 @@ class Engine:
                     "model that predicts the next token"
                 )
             params = SamplingParams(max_new_tokens=1)
+        written = speech is None and pooling is None and self.decoder.autoregressive
+        if open and not written:
+            raise InvalidOption(
+                "open is for prompts that a model reads from left to right and answers: send this "
+                "one when it is whole"
+            )
         ids = token_ids(prompt, self.tokenizer, target.vocab_size, raw, system)
+        if open and (less := unsettled(prompt)) is not prompt:
+            settled = encoded(less, self.tokenizer, raw, system)
+            ids = ids[: max(1, shared_prefix(ids, settled))]
         if resume:
             resume = token_ids(resume, self.tokenizer, target.vocab_size, True, None)
         check_text("prediction", prediction, PromptError)
@@ -333,6 +302,7 @@ class Engine:
             pooling=pooling,
             breakers=self._breakers.find(params),
             speech=speech,
+            open=open,
         )
 
     def add(
@@ -352,6 +322,63 @@ class Engine:
         """
         return self._queue(prompt, params, options, mailed=False)
 
+    def replace(
+        self,
+        request: int,
+        prompt: Prompt | Prepared,
+        params: SamplingParams | None = None,
+        **o: Any,
+    ) -> None:
+        """Go on with another prompt in place of that of an open request.
+
+        What both begin with stays read. The last prompt is one that is not `open`: the answer is
+        that to it, as if it had come at once, and `cached_tokens` says what was read before.
+
+        Args:
+            request: id of a request whose prompt was `open`.
+            prompt: as for `add`; also all of the other arguments.
+            params: sampling parameters.
+            **o: as for `prepare`.
+
+        Raises:
+            PromptError: the request is not open, or not any more.
+            PacelineError: as for `prepare`. The request stays as it is.
+        """
+        prepared = self._prepared(prompt, params, o)
+        with self._turns:
+            found = next((each for each in self.scheduler if each.sequence.id == request), None)
+            if found is None:
+                for event in self._mail.get(request, ()):
+                    if event.error is not None:
+                        raise event.error
+            if found is None or not found.sequence.open:
+                why = "has ended" if found is None else "is whole, and is answered"
+                raise PromptError(
+                    f"the prompt of request {request} {why}: change it before its end, or ask anew"
+                )
+            sequence, transcript = self._made(request, prepared)
+            sequence.stats = found.sequence.stats
+            if found.sequence.cache is not None:
+                self.loop.rewrite(found.sequence, sequence, transcript)
+            found.sample = prepared.sample
+            self.scheduler.rewrite(found, sequence, transcript)
+
+    def writing(self, params: SamplingParams | None = None, **options: Any) -> Writing:
+        """Return a prompt to be written, which the model reads meanwhile; arguments as `prepare`.
+
+        InvalidOption: the model does not read from left to right.
+        """
+        return Writing(self, params, options)
+
+    def _prepared(
+        self, prompt: Any, params: SamplingParams | None, options: Mapping[str, Any]
+    ) -> Prepared:
+        if not isinstance(prompt, Prepared):
+            return self.prepare(prompt, params, **options)
+        if params is not None or options:
+            raise InvalidOption("a prepared request has its parameters: give them to prepare")
+        return prompt
+
     def _queue(
         self,
         prompt: Any,
@@ -360,10 +387,7 @@ class Engine:
         *,
         mailed: bool,
     ) -> int:
-        if not isinstance(prompt, Prepared):
-            prompt = self.prepare(prompt, params, **options)
-        elif params is not None or options:
-            raise InvalidOption("a prepared request has its parameters: give them to prepare")
+        prompt = self._prepared(prompt, params, options)
         request = None
         try:
             with self._turns:
@@ -372,15 +396,23 @@ class Engine:
                     self._mail[request] = deque()
         except BaseException:  # of Ctrl-C, which has waited for the end of the turn
             if request is not None:
-                self._drop(request)
+                self.leave(request)
             raise
         return request
 
     def _start(self, prompt: Prepared) -> int:
         self.scheduler.check_queue()
+        sequence, transcript = self._made(self._next_id, prompt)
+        self._next_id += 1
+        self.scheduler.add(Request(sequence, transcript, prompt.sample))
+        if prompt.speech is not None:
+            prompt.speech.users += 1
+        return sequence.id
+
+    def _made(self, id: int, prompt: Prepared) -> tuple[Generation, Transcript]:
         params = prompt.params
         sequence = Generation.start(
-            self._next_id,
+            id,
             prompt.tokens,
             params,
             stream=prompt.sample,
@@ -396,13 +428,10 @@ class Engine:
         transcript = Transcript(
             self.tokenizer, params.stop, params.shown_tokens, keep=params.keep_stop
         )
-        if prompt.resume:
+        if prompt.resume and not prompt.open:
             self._resume(sequence, prompt.resume, transcript)
-        self._next_id += 1
-        self.scheduler.add(Request(sequence, transcript, prompt.sample))
-        if prompt.speech is not None:
-            prompt.speech.users += 1
-        return sequence.id
+        sequence.open = prompt.open
+        return sequence, transcript
 
     @property
     def hears(self) -> bool:
@@ -500,6 +529,11 @@ class Engine:
         return Grammars(self.tokenizer, self.decoder.target.capabilities.vocab_size)
 
     @property
+    def resting(self) -> bool:
+        """Whether a step has nothing to do until a prompt that is still written goes on."""
+        return self.scheduler.resting
+
+    @property
     def pending(self) -> int:
         """Number of requests that have not ended, or whose end `step` has not told."""
         ended = sum(each.completion is not None or each.error is not None for each in self._kept)
@@ -513,17 +547,31 @@ class Engine:
                     self._advance()
                 if not mail and all(each.sequence.id != request for each in self.scheduler):
                     raise EngineFailed("an interrupted step has lost the request: ask again")
+                if not mail and self.scheduler.resting:
+                    raise PromptError(
+                        "the prompt is still written: it is answered once it is whole"
+                    )
         event = mail.popleft()
         if event.error is not None:
             raise event.error
         return event
+
+    def read(self, request: int) -> bool:
+        """Take a step; return whether more of an open prompt can be read now."""
+        with self._turns:
+            if not self.scheduler.resting:
+                self._advance()
+            open = (each.sequence for each in self.scheduler if each.sequence.id == request)
+            return any(each.unread for each in open) and not self.scheduler.resting
 
     def _last_event(self, request: int) -> Completion:
         while (completion := self._read(request).completion) is None:
             pass
         return completion
 
-    def _drop(self, request: int) -> None:
+    def leave(self, request: int) -> None:
+        """End a request that was entered, if it has not ended."""
+
         # Finalisers come here too, from any thread and in the midst of a step: nothing waits.
         def end() -> None:
             self._cancel(request)
@@ -592,22 +640,23 @@ class Engine:
 
     def _admit(self, events: list[Event]) -> None:
         while (request := self.scheduler.candidate()) is not None:
-            placed = False
+            placed = full = False
             sibling = self.scheduler.sibling(request)
             try:
                 if not self._heard(request.sequence.speech):
                     return  # it is encoded piece by piece
                 self.decoder.admit(request.sequence, request.transcript, sibling)
                 placed = self.scheduler.place(request)
-                if not placed:
-                    return  # until a running request gives memory back
+                full = not placed
             except Exception as error:
-                if isinstance(error, OutOfMemory) and self.scheduler.placed:
-                    return
-                events.append(self._failed(request, error))
+                full = isinstance(error, OutOfMemory) and bool(self.scheduler.placed)
+                if not full:
+                    events.append(self._failed(request, error))
             finally:
                 if not placed:
                     self.decoder.close(request.sequence)
+            if full and not self._gives_way(self.scheduler.yielding(request)):
+                return  # until a running request gives memory back
 
     def _heard(self, speech: Speech | None) -> bool:
         if speech is None or self._hearing is None:
@@ -615,7 +664,7 @@ class Engine:
         return self._hearing.hear(speech, alone=not self.scheduler.placed)
 
     def _begin(self, events: list[Event]) -> None:
-        for request in self.scheduler.reading:
+        for request in self.scheduler.beginning:
             sequence = request.sequence
             try:
                 self.decoder.begin(sequence)
@@ -628,7 +677,9 @@ class Engine:
 
     def _preempt(self) -> bool:
         # False if the newest request runs alone.
-        request = self.scheduler.preempt()
+        return self._gives_way(self.scheduler.preempt())
+
+    def _gives_way(self, request: Request | None) -> bool:
         if request is None:
             return False
         self.decoder.close(request.sequence)

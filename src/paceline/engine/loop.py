@@ -203,14 +203,22 @@ class AutoregressiveDecoder(Decoder, Described):
             raise
 
     def begin(self, sequence: Generation) -> None:
-        """Open the drafter of an admitted sequence once its tokens up to the root are cached."""
+        """Open the drafter of an admitted sequence once its tokens up to the root are cached.
+
+        Not of an open one, whose last token may become another.
+        """
         self._prefiller.share(sequence, self.drafter.needs)
-        if sequence.unread:
+        if sequence.unread or sequence.open:
             return
         begin = perf_counter()
         self.speculator.open(sequence, self._prefiller.features(sequence))
         self._prefiller.done(sequence)
         sequence.stats.draft_seconds += perf_counter() - begin
+
+    def rewrite(self, old: Generation, new: Generation, watch: TextWatch) -> None:
+        """Go on with another prompt in place of that of an admitted open sequence."""
+        self._prefiller.rewrite(old, new, self.drafter.needs)
+        self._watches[new.id] = watch
 
     def read(self, chunks: Sequence[Chunk]) -> list[Commit]:
         begin = perf_counter()

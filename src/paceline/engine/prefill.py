@@ -151,6 +151,12 @@ class KeptFeatures:
             yield end, name.digest()
 
 
+def shared_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many tokens two texts begin with that are the same."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
 def _joined(parts: Sequence[LogitArray]) -> LogitArray:
     # Boundaries that the target was told to read since then come last: all have the first columns.
     width = min(part.shape[1] for part in parts)
@@ -255,6 +261,31 @@ class Prefiller:
         for place in range(done, min(start + len(rows) + 1, sequence.prompt_length)):
             row, token = rows[place - 1 - start], sequence.tokens[place]
             sequence.prompt_logprobs.append(logprobs(row, token, top))
+
+    def rewrite(self, old: Generation, new: Generation, needs: Needs) -> None:
+        """Hand the cache of an open sequence to one with another prompt.
+
+        What both begin with stays, but for the root, if nothing is asked for of it that it lacks.
+        """
+        before = old.cache.length
+        kept = min(before, shared_prefix(old.tokens, new.tokens), len(new.tokens) - 1)
+        if new.unscored:
+            same = old.params.prompt_logprobs == new.params.prompt_logprobs
+            kept = min(max(kept - 1, 0), len(old.prompt_logprobs)) if same else 0
+        begin = before - sum(map(len, self._features.get(old.id, ())))
+        if needs.features and begin > _shareable(new, needs):
+            kept = min(kept, _shareable(new, needs))  # features of all behind are wanted
+        new.cache, new.reading = old.cache, True
+        if kept < before:
+            self._target.truncate(new.cache, kept)
+            kept = new.cache.length  # a state may have gone back further
+            self._tails.pop(old.id, None)
+            rows = self.features(old)
+            self._features.pop(old.id, None)
+            if rows is not None and kept > begin:
+                self._features[new.id] = [rows[: kept - begin].copy()]
+        new.prompt_logprobs = old.prompt_logprobs[:kept] if new.unscored else []
+        new.stats.cached_tokens = kept
 
     def features(self, sequence: Generation) -> LogitArray | None:
         """Return features of the last tokens before the root, if needed by the drafter."""

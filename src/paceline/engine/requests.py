@@ -1,18 +1,31 @@
-"""Request intake: prompts become token ids, options become checked sampling parameters."""
+"""Request intake: prompts become token ids, options become checked sampling parameters.
+
+And what comes of a request: events, the last of which has its completion.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from paceline.core.constraint import Constraint
+from paceline.core.metrics import GenerationStats
 from paceline.core.options import check_text
-from paceline.core.types import UNLIMITED, CanvasParams, SamplingParams, Speculation
+from paceline.core.types import (
+    UNLIMITED,
+    CanvasParams,
+    FinishReason,
+    ProbArray,
+    SamplingParams,
+    Speculation,
+    TokenLogprob,
+)
 from paceline.engine.hearing import Speech
-from paceline.errors import InvalidOption, PromptError
+from paceline.errors import InvalidOption, PacelineError, PromptError
 from paceline.models.config import Pooling
 from paceline.models.text import Tokenizer
 from paceline.sampling.processors import Breakers
@@ -20,6 +33,7 @@ from paceline.sampling.processors import Breakers
 Message = Mapping[str, Any]
 # Text (a user turn, or raw text), chat messages, or token ids.
 Prompt = str | Sequence[Message] | Sequence[int]
+_WORD = 24  # characters in which a last word is looked for: not all scripts part words
 _FORMS = "a prompt is text, a list of messages, or a list of token ids"
 
 
@@ -37,6 +51,60 @@ class Prepared:
     pooling: Pooling | None = None
     breakers: Breakers = field(default_factory=dict)
     speech: Speech | None = None
+    open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished generation.
+
+    `text` is without end tokens and cut before a stop string; `token_ids` has the end token, if one
+    came. `sources` names per token the drafter that proposed it, or None if the target chose it.
+    `cached_tokens` of the prompt were found in the prefix cache. `prompt_logprobs` begins with the
+    second token. `state`, float64 `[hidden_size]`, is there if it was asked for (`pooling`).
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    sources: tuple[str | None, ...]
+    prompt_tokens: int
+    finish_reason: FinishReason
+    stats: GenerationStats
+    cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    state: ProbArray | None = None
+
+
+class Event(NamedTuple):
+    """Result of one step for one request; `completion` or `error` is set once it has ended.
+
+    `text` is text that became final: empty while a character or stop string is incomplete.
+    `logprobs` are those of `token_ids`, if asked for. An error is one of this request alone.
+    `cached_tokens` are known from the first event on; `prompt_logprobs` stand in the first.
+    `fills`: as of `Commit`.
+    """
+
+    request: int
+    text: str
+    token_ids: tuple[int, ...]
+    sources: tuple[str | None, ...]
+    completion: Completion | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    error: PacelineError | None = None
+    cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    fills: tuple[tuple[int, int], ...] = ()
+    progress: PromptProgress | None = None
+
+
+class PromptProgress(NamedTuple):
+    """How far a prompt of `total` tokens is read, `seconds` after it came; `cached` were known."""
+
+    total: int
+    cached: int
+    processed: int
+    seconds: float
 
 
 def parameters(
@@ -115,7 +183,7 @@ def token_ids(
     prompt: Prompt, tokenizer: Tokenizer, vocabulary: int, raw: bool, system: str | None
 ) -> list[int]:
     """Encode a prompt (see `Engine.add`); PromptError if it is empty or of no known form."""
-    ids = _encoded(prompt, tokenizer, raw, system)
+    ids = encoded(prompt, tokenizer, raw, system)
     if not ids:
         raise PromptError("the prompt is empty: give some text")
     for token in (min(ids), max(ids)):  # those of a tokenizer that does not fit the model as well
@@ -126,7 +194,26 @@ def token_ids(
     return ids
 
 
-def _encoded(prompt: Prompt, tokenizer: Tokenizer, raw: bool, system: str | None) -> list[int]:
+def unsettled(prompt: Prompt) -> Prompt:
+    """Return a prompt without the last word of its text, which may go on in other tokens.
+
+    The tokens that both have in common stay as the text goes on, mostly: what a chat template
+    closes a turn with is not among them.
+    """
+    if isinstance(prompt, str):
+        kept = prompt.rstrip()
+        if kept == prompt:
+            head, tail = prompt[:-_WORD], prompt[-_WORD:]
+            kept = head + "".join(re.split(r"(\s)", tail)[:-1]).rstrip()
+        return kept
+    if prompt and isinstance(prompt[-1], Mapping):
+        *before, last = cast(Sequence[Message], prompt)
+        text = last.get("content")
+        return [*before, {**last, "content": unsettled(text)}] if isinstance(text, str) else prompt
+    return prompt
+
+
+def encoded(prompt: Prompt, tokenizer: Tokenizer, raw: bool, system: str | None) -> list[int]:
     if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
         raise PromptError(f"{_FORMS}, not {type(prompt).__name__}")
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):

@@ -1,12 +1,15 @@
 """First-come, first-served scheduler that preempts the newest running request.
 
 Running requests are older than waiting ones and the oldest always progresses: no starvation.
+
+Prompts that are still written (Stream2LLM, arXiv:2604.16395) come behind whole ones: they take
+memory that nobody else wants, and no place among those that decode.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -28,12 +31,14 @@ class Limits:
     """Most sequences decoded together, most queued requests, most rows of a forward that combines
     prefill and decoding. None sets no limit, or chooses rows by measured costs. `pool` is the
     fewest sequences of equal length that take a step without the others; None never parts them.
+    `prompt_policy` is one of `POLICIES`.
     """
 
     running: int = 8
     waiting: int | None = None
     step_tokens: int | None = None
     pool: int | None = None
+    prompt_policy: str = "fcfs"
 
     def __post_init__(self) -> None:
         require(self.running >= 1, "max_batch", self.running, "1 or more")
@@ -45,6 +50,12 @@ class Limits:
             "1 or more",
         )
         require(self.pool is None or self.pool >= 1, "pool", self.pool, "1 or more")
+        require(
+            self.prompt_policy in POLICIES,
+            "prompt_policy",
+            self.prompt_policy,
+            f"one of {', '.join(POLICIES)}",
+        )
 
 
 _PATIENCE = 4  # steps of pools in a row, then one of all: no request waits longer
@@ -52,7 +63,8 @@ _PATIENCE = 4  # steps of pools in a row, then one of all: no request waits long
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A request in flight; `added` is its arrival in `perf_counter` seconds.
+    """A request in flight; `added` is the arrival of its prompt in `perf_counter` seconds, of one
+    that comes in pieces that of the last.
 
     `sample` numbers the answers to one prompt; those from 1 on share what the first has read.
     """
@@ -61,6 +73,37 @@ class Request:
     transcript: Transcript
     sample: int = 0
     added: float = field(default_factory=perf_counter)
+
+    @property
+    def computed(self) -> int:
+        """Number of tokens that are cached."""
+        return 0 if self.sequence.cache is None else int(self.sequence.cache.length)
+
+
+POLICIES: dict[str, Callable[[Request], float]] = {
+    "fcfs": lambda request: request.sequence.id,
+    "lcas": lambda request: -request.added,
+    "mcps": lambda request: -request.computed,
+}
+"""What is read first, the lowest: what came first, whose last piece came last, or of which most is
+cached. Under all but the first a prompt may wait for as long as others come."""
+
+
+def order(requests: Iterable[Request], policy: str) -> list[Request]:
+    """Return requests by priority: the first is admitted and read first, the last gives way.
+
+    Whole prompts stand before those that are still written. Under a policy that lets one overtake
+    another, answers that have begun go on before all of them.
+    """
+    rank = POLICIES[policy]
+
+    def place(request: Request) -> tuple[int, float, int]:
+        sequence = request.sequence
+        if policy != "fcfs" and sequence.generated:
+            return -1, 0, sequence.id
+        return sequence.open, rank(request), sequence.id
+
+    return sorted(requests, key=place)
 
 
 class Scheduler:
@@ -75,6 +118,7 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._crowded = False  # preempted, and no request has ended since
+        self._stuck = False  # who comes next has found no room, and nothing has changed since
         self._pooled = 0
         self._piece = ALONE // 4  # tokens of a chunk while no sequence decodes
 
@@ -97,8 +141,32 @@ class Scheduler:
 
     @property
     def reading(self) -> tuple[Request, ...]:
-        """Requests in prefill."""
-        return tuple([each for each in self._running if each.sequence.reading])
+        """Requests in prefill, those first that are read first."""
+        return tuple(self._ordered([each for each in self._running if each.sequence.reading]))
+
+    @property
+    def beginning(self) -> tuple[Request, ...]:
+        """Requests in prefill that may decode once they are read, or go on to be written."""
+        reading, places = self.reading, self._most - len(self.running)
+        whole = [each for each in reading if not each.sequence.open]
+        late = whole[places:] if len(whole) > places else ()
+        return tuple([each for each in reading if each not in late])
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing can be done until a prompt goes on or ends."""
+        if any(not each.sequence.open for each in self):
+            return False
+        unread = any(each.sequence.unread for each in self._running)
+        return not unread and (self._stuck or self.candidate() is None)
+
+    def _ordered(self, requests: Sequence[Request]) -> list[Request]:
+        return order(requests, self.limits.prompt_policy) if len(requests) > 1 else list(requests)
+
+    @property
+    def _whole(self) -> int:
+        # Admitted requests whose prompts are whole: those that have a place.
+        return sum(not each.sequence.open for each in self._running)
 
     def check_prompt(self, prompt: int) -> None:
         """Raise ContextExceeded if a prompt of so many tokens exceeds the cache."""
@@ -111,8 +179,7 @@ class Scheduler:
 
     def check_queue(self) -> None:
         """Raise QueueFull if the queue is full."""
-        places = self._most - len(self._running)
-        if self.limits.waiting is not None and len(self._waiting) >= places + self.limits.waiting:
+        if self.limits.waiting is not None and len(self) >= self._most + self.limits.waiting:
             raise QueueFull(
                 f"{len(self)} requests are in flight, the most that max_batch "
                 f"{self.limits.running} and max_waiting {self.limits.waiting} allow: try again "
@@ -121,16 +188,25 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         self._waiting.append(request)
+        self._stuck = False
+
+    def rewrite(self, request: Request, sequence: Generation, transcript: Transcript) -> None:
+        """Note that the prompt of an open request has become that of `sequence`."""
+        request.sequence, request.transcript = sequence, transcript
+        request.added = perf_counter()
+        self._crowded = self._crowded and bool(self._whole)
+        self._stuck = False
 
     def candidate(self) -> Request | None:
-        """Return the head of the queue, if it may be admitted.
+        """Return who comes next of those that wait, if it may be admitted.
 
         One whose prompt is being read for another sample waits.
         """
-        full = self._crowded or len(self._running) >= self._most
-        if full or not self._waiting:
+        if not self._waiting or self._whole >= self._most:
             return None
-        head = self._waiting[0]
+        head = self._ordered(self._waiting)[0]
+        if self._crowded and (head.sequence.open or self._whole):
+            return None
         sibling = self.sibling(head)
         return None if sibling is not None and sibling.reading else head
 
@@ -139,8 +215,8 @@ class Scheduler:
         if not request.sample:
             return None
         for each in self._running:
-            same = each.sequence.speech is request.sequence.speech
-            if same and each.sequence.prompt == request.sequence.prompt:
+            alike = each.sequence.speech is request.sequence.speech and not each.sequence.open
+            if alike and each.sequence.prompt == request.sequence.prompt:
                 return each.sequence
         return None
 
@@ -150,10 +226,12 @@ class Scheduler:
         if self._memory is not None:
             read = len(sequence.tokens) - 1
             running = len(self._running)
-            if running and not fits(self._memory, sequence.cache, read, running):
+            most = self._memory.sequences
+            crammed = most is not None and running >= max(1, most)
+            if running and (crammed or not fits(self._memory, sequence.cache, read, running)):
                 return False
             sequence.cache.reserve(read - sequence.cache.length)
-        self._waiting.popleft()
+        self._waiting.remove(request)
         self._running.append(request)
         return True
 
@@ -195,17 +273,26 @@ class Scheduler:
         return tuple([each for each in running if len(each.sequence.tokens) == length])
 
     def preempt(self) -> Request | None:
-        """Return the newest running request to the head of the queue; None if it is alone."""
+        """Return the last running request to the queue, the newest; None if it is alone."""
         if len(self._running) < 2:
             return None
-        newest = max(self._running, key=lambda request: request.sequence.id)
-        self._running.remove(newest)
-        self._waiting.appendleft(newest)
         self._crowded = True
+        return self._back(self._ordered(self._running)[-1])
+
+    def yielding(self, request: Request) -> Request | None:
+        """Return to the queue the last open request behind one that finds no room, if any."""
+        last = self._ordered([request, *self._running])[-1]
+        self._stuck = last is request or not last.sequence.open
+        return None if self._stuck else self._back(last)
+
+    def _back(self, request: Request) -> Request:
+        self._running.remove(request)
+        self._waiting.appendleft(request)
         self.preemptions += 1
-        return newest
+        return request
 
     def remove(self, request: Request) -> None:
+        self._stuck = False
         if request in self._running:
             self._running.remove(request)
             self._crowded = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,14 @@ class Packed:
         if key not in self._tables:
             self._tables[key] = rotary_table(np.array(frequencies), positions, factor)
         return self._tables[key]
+
+    def rotary_tables(
+        self, positions: int
+    ) -> Iterator[tuple[tuple[float, ...], float, LogitArray]]:
+        """Yield frequencies, factor and table of those of so many positions."""
+        for (frequencies, count, factor), table in self._tables.items():
+            if count == positions:
+                yield frequencies, factor, table
 
     def matrix(
         self,

@@ -236,6 +236,7 @@ def make_engine(
         max_waiting=asked.max_waiting,
         step_tokens=asked.step_tokens,
         pool=asked.pool,
+        prompt_policy=asked.prompt_policy,
         config={
             "model": loaded.source.name,
             **{each: getattr(loaded.target.capabilities, each) for each in _DESCRIBED},
@@ -299,7 +300,7 @@ def _check_autoregressive(loaded: Loaded, asked: Options) -> None:
 
 # Options that a canvas has no use for.
 _OF_DRAFTS = ["drafter", "verifier", "controller", "nodes", "depth", "draft_model"]
-_OF_DRAFTS += ["step_tokens", "pool"]
+_OF_DRAFTS += ["step_tokens", "pool", "prompt_policy"]
 
 
 def _canvas_decoder(loaded: Loaded, asked: Options) -> tuple[DenoisingDecoder, dict[str, Any]]:

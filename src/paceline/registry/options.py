@@ -12,7 +12,7 @@ from inspect import signature
 from textwrap import fill
 from typing import Annotated, Any, Self, TypeVar, get_type_hints
 
-from paceline.core.options import Allowed, described
+from paceline.core.options import Allowed, among, described
 from paceline.core.target import RuntimeOptions
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.registry import table as registry
@@ -69,6 +69,12 @@ class Options(RuntimeOptions):
         "On runtime transformers: the fewest sequences of equal length that take a step without "
         "the others, so that nothing is padded.",
     ] = None
+    prompt_policy: Annotated[
+        str,
+        "Which prompt is read first: fcfs (what came first), lcas (whose last piece came last) or "
+        "mcps (of which most is read); whole ones before those that are still written.",
+        among("fcfs", "lcas", "mcps"),
+    ] = "fcfs"
     sampler: Annotated[
         str | None,
         "For models that fill a canvas, see `paceline methods`: RULE, WRAPPER>RULE, or "

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.target import LEAVING, SINKS, goes_back, room_of
 from paceline.errors import OutOfMemory
 from paceline.models.config import ModelConfig
 from paceline.runtimes.states import (
@@ -311,6 +312,8 @@ class PagedCache:
         state: that of recurrent layers, if there are any.
         marks: lengths at which later sequences want to find it.
         memory: what an encoder wrote for it, a cache of another pool; released with it.
+        window: of an endless text, how many tokens it keeps behind the first ones; 0 for all.
+        gone: how many have left it, which `length` counts all the same.
     """
 
     pool: BlockPool
@@ -320,11 +323,18 @@ class PagedCache:
     state: SequenceState | None = None
     marks: set[int] = field(default_factory=set)
     memory: PagedCache | None = None
+    window: int = 0
+    gone: int = 0
 
     @property
     def _sharing(self) -> bool:
         # Keys and values of a text with a memory are of no other sound.
         return self.pool.sharing and self.memory is None
+
+    @property
+    def rows(self) -> int:
+        """Tokens that are there, at ascending places."""
+        return self.length - self.gone
 
     def share(self, tokens: Sequence[int]) -> None:
         """Extend an empty or shared cache by the known full blocks of a prefix of `tokens`.
@@ -332,6 +342,10 @@ class PagedCache:
         With a state they end at a checkpoint. One is wanted where known blocks end, and near the
         end of `tokens`.
         """
+        if self.gone:
+            return
+        if self.window:  # others have all of what is behind
+            tokens = tokens[: SINKS + self.window + LEAVING]
         found = self.pool.index.find(tokens) if self._sharing else []
         states = self.pool.states
         if states is not None:
@@ -348,7 +362,7 @@ class PagedCache:
 
     def publish(self, tokens: Sequence[int], ended: bool = False) -> None:
         """Register the full blocks of this cache, whose tokens are `tokens`, for prefix sharing."""
-        if not self._sharing:
+        if not self._sharing or self.gone:
             return
         full = min(self.length, len(tokens)) // BLOCK
         self.pool.index.add(tokens[: full * BLOCK], self.blocks[:full])
@@ -366,6 +380,8 @@ class PagedCache:
 
     def unmarked(self, tokens: int) -> int:
         """Return how many of the next `tokens` positions end before one that wants a checkpoint."""
+        if self.window:
+            tokens = min(tokens, room_of(self))
         if self.state is None:
             return tokens
         begin, end = self.length, self.length + tokens
@@ -392,15 +408,17 @@ class PagedCache:
                 self.pool.drop([self.blocks[index]])
                 self.blocks[index] = block
             self.blocks += fresh
-        for block in self.blocks[self.length // BLOCK :]:
+        for block in self.blocks[self.rows // BLOCK :]:
             self.pool.index.remove(block)  # what it holds is about to change
 
     def _missing(self, tokens: int) -> int:
         """Blocks that the next `tokens` positions lack."""
-        return max(-(-(self.length + tokens) // BLOCK) - len(self.blocks), 0)
+        if self.window:  # and a block for the sinks, while they are read again
+            tokens = min(tokens, room_of(self) + SINKS)
+        return max(-(-(self.rows + tokens) // BLOCK) - len(self.blocks), 0)
 
     def _to_copy(self) -> list[int]:
-        first = self.length // BLOCK
+        first = self.rows // BLOCK
         return [i for i in range(first, len(self.blocks)) if self.pool.shared(self.blocks[i])]
 
     def discard(self) -> None:
@@ -427,10 +445,26 @@ class PagedCache:
         self.discard()
         if self.state is not None and length < self.length:
             length = self.state.truncate(length)
-        used = len(self.blocks) if hold else -(-length // BLOCK)
+        if goes_back(self, length):
+            self.gone = length = 0  # what has left is wanted again: all of it
+        used = len(self.blocks) if hold else -(-(length - self.gone) // BLOCK)
         self.pool.drop(self.blocks[used:])
         del self.blocks[used:]
         self.length = length
+
+    def leave(self) -> None:
+        """Release the `LEAVING` tokens behind the first `SINKS`."""
+        self.discard()
+        first, end = SINKS // BLOCK, (SINKS + LEAVING) // BLOCK
+        self.pool.drop(self.blocks[first:end])
+        del self.blocks[first:end]
+        self.gone += LEAVING
+
+    def renew(self) -> None:
+        """Put the block behind the rows, which a forward has just written, before all others."""
+        self.discard()
+        self.pool.drop(self.blocks[:1])
+        self.blocks[0] = self.blocks.pop(self.rows // BLOCK)
 
     def drop_first(self, blocks: int) -> None:
         """Release so many blocks, whose rows are gone then: others move up by their places."""
@@ -441,11 +475,12 @@ class PagedCache:
 
     def fork(self) -> PagedCache:
         """Return a second cache over the same blocks, copied on write."""
-        used = self.blocks[: -(-self.length // BLOCK)]
+        used = self.blocks[: -(-self.rows // BLOCK)]
         self.pool.share(used)
         state = None if self.state is None else self.state.fork()
         memory = None if self.memory is None else self.memory.fork()
-        return PagedCache(self.pool, list(used), self.length, state=state, memory=memory)
+        kept = state, set[int](), memory, self.window, self.gone
+        return PagedCache(self.pool, list(used), self.length, [], *kept)
 
     def release(self) -> None:
         self.truncate(0)

@@ -10,6 +10,7 @@ import re
 import uuid
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,7 +26,7 @@ from starlette.routing import BaseRoute, Route
 from paceline.audio.mel import RATE
 from paceline.errors import PacelineError
 from paceline.serving import anthropic, http, ollama, openapi
-from paceline.serving.admission import Gate, Ticket
+from paceline.serving.admission import Busy, Gate, Ticket
 from paceline.serving.anthropic import CountRequest, plan_messages
 from paceline.serving.audio import TranslationRequest
 from paceline.serving.dialects import refusal
@@ -39,6 +40,7 @@ from paceline.serving.messages import Notes
 from paceline.serving.metrics import Metrics, ModelCounts
 from paceline.serving.model import ServedModel
 from paceline.serving.objects import Answer
+from paceline.serving.pieces import Pieces, written
 from paceline.serving.plan import guarded, tokenize
 from paceline.serving.protocol import BadRequest, DetokenizeRequest, TokenizeRequest, decode
 from paceline.serving.routes import INFO, ROUTES, Way
@@ -178,37 +180,27 @@ class Exchange:
             Gone: the client has closed the connection.
         """
         service, settings, (kind, plan, answer) = self.service, self.service.settings, way
-        body, ignored = await self._body(kind)
-        hosted = service.hosting.find(body.model)
-        # A model that is not loaded may take a while.
-        taking = service.hosting.take(hosted)
-        ready = hosted.model is not None and not hosted.leaving
-        model = await (taking if ready else http.unless_gone(self.request.receive, taking))
-        self.hosted, self.worker = hosted, hosted.worker
+        body, ignored = await self._body(way)
+        model = await self._take(body, kind)
         assert self.worker is not None  # it is held
+        assert self.hosted is not None
         self.ticket.hold(getattr(body, "n", None) or 1, 0)  # the rest is known after tokenising
-        sounds = issubclass(kind, TranslationRequest)
-        if sounds != (model.listener is not None):
-            said = "writes down sound: ask /v1/audio/transcriptions, or name a model of texts"
-            if sounds:
-                said = "hears no sound: name a Whisper, which `paceline serve --model` loads"
-            raise BadRequest(f"model: {model.name} {said}", "model")
-        if template := getattr(body, "chat_template", None):
-            model = await asyncio.to_thread(guarded, model.under, template)
         # Many may wait for a thread: those whose client leaves meanwhile give their place back.
         planning = asyncio.to_thread(guarded, plan, model, body)
         planned = await http.unless_gone(self.request.receive, planning)
-        planned.notes.left[:0] = service.unheeded(hosted, body)
+        planned.notes.left[:0] = service.unheeded(self.hosted, body)
         headers = _left(ignored, planned.notes, settings.strict)
         places = len(planned.prompts) * planned.n
         if planned.waves:
             places = min(places, settings.max_batch)
         self.ticket.hold(places, sum(len(each.tokens) for each in planned.prompts), planned.seconds)
-        hosted.counts.counts["sound_seconds"] += math.ceil(planned.seconds)
+        self.hosted.counts.counts["sound_seconds"] += math.ceil(planned.seconds)
         self.answer = made = answer(model, planned, body, uuid.uuid4().hex, self.outbox.accepted)
-        self.outbox.jobs = planned.jobs(self.outbox)
-        jobs = list(self.outbox.jobs)
-        self.worker.submit(jobs[:places])
+        jobs, opened = planned.jobs(self.outbox), list(self.outbox.jobs)
+        if opened:  # what has been read of its prompt
+            self.worker.replace(opened[0], jobs[0].prepared)
+        self.outbox.jobs = jobs = [*opened, *jobs[len(opened) :]]
+        self.worker.submit(jobs[len(opened) : places])
         self._later = jobs[places:]
         if planned.stream:
             headers |= {"content-type": self.answer.media}
@@ -218,8 +210,12 @@ class Exchange:
         await http.unless_gone(self.request.receive, self._collect(self.answer))
         return await asyncio.to_thread(made.response, headers)
 
-    async def _body(self, kind: type[Any]) -> tuple[Any, list[str]]:
-        settings, form = self.service.settings, issubclass(kind, TranslationRequest)
+    async def _body(self, way: Way) -> tuple[Any, list[str]]:
+        settings, (kind, *_) = self.service.settings, way
+        if pieces := written(self.request, kind):
+            data = await self._written(way, pieces)
+            return await asyncio.to_thread(decode, kind, data, settings.strict)
+        form = issubclass(kind, TranslationRequest)
         most = max(UPLOAD, settings.max_body) if form else settings.max_body
         if form:  # as if it were plain numbers, until it is known how long it lasts
             length = self.request.headers.get("content-length", "")
@@ -229,6 +225,53 @@ class Exchange:
             return await asyncio.to_thread(decode, kind, data, settings.strict)
         sent = self.request.headers.get("content-type", "")
         return await asyncio.to_thread(decode_form, kind, data, sent, settings.strict)
+
+    async def _take(self, body: Any, kind: type[Any], written: bool = False) -> ServedModel:
+        # Holds the model of a request; that of the first piece stays for the others.
+        hosted = self.hosted or self.service.hosting.find(body.model)
+        if self.hosted is None:
+            # A model that is not loaded may take a while. Who still writes is heard when it reads.
+            taking = self.service.hosting.take(hosted)
+            ready = written or (hosted.model is not None and not hosted.leaving)
+            await (taking if ready else http.unless_gone(self.request.receive, taking))
+            self.hosted, self.worker = hosted, hosted.worker
+        model = hosted.model
+        assert model is not None  # it is held
+        sounds = issubclass(kind, TranslationRequest)
+        if sounds != (model.listener is not None):
+            said = "writes down sound: ask /v1/audio/transcriptions, or name a model of texts"
+            if sounds:
+                said = "hears no sound: name a Whisper, which `paceline serve --model` loads"
+            raise BadRequest(f"model: {model.name} {said}", "model")
+        if template := getattr(body, "chat_template", None):
+            model = await asyncio.to_thread(guarded, model.under, template)
+        return model
+
+    async def _written(self, way: Way, pieces: Pieces) -> bytes:
+        # Returns a body that comes in lines, and has its prompt read meanwhile.
+        settings, (kind, plan, _) = self.service.settings, way
+        lines = http.read_lines(self.request, settings.max_body, settings.body_timeout)
+        async with aclosing(lines):
+            async for some in lines:
+                data = await asyncio.to_thread(guarded, pieces.add, some)
+                body, _ = await asyncio.to_thread(decode, kind, data, settings.strict)
+                model = await self._take(body, kind, written=True)
+                assert self.worker is not None
+                for _, event in self.outbox.take():
+                    if event.error is not None:
+                        raise event.error
+                begun = await asyncio.to_thread(guarded, pieces.begun, model, plan, body)
+                if begun is None:
+                    continue
+                with suppress(Busy):  # told of the whole, if it is still so
+                    self.ticket.hold(1, len(begun.tokens))
+                    if self.outbox.jobs:
+                        self.worker.replace(self.outbox.jobs[0], begun)
+                    else:
+                        job = Job(begun, self.outbox, 0, pieces.progress)
+                        self.outbox.jobs = [job]
+                        self.worker.submit([job])
+        return pieces.whole
 
     def close(self) -> None:
         """Give back what the request holds; jobs that have not ended are cancelled."""

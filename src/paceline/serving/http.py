@@ -9,6 +9,7 @@ import hmac
 import re
 import zlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
@@ -102,7 +103,55 @@ def encoded(content: Any) -> bytes:
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
-    """Return a request's body, unpacked.
+    """Return a request's body, unpacked; errors as `read_parts`."""
+    parts = []
+    async with aclosing(read_parts(request, limit)) as body, _patience(seconds):
+        async for part in body:
+            parts.append(part)
+    return text_of(b"".join(parts))
+
+
+async def read_lines(
+    request: Request, limit: int, seconds: float
+) -> AsyncGenerator[list[bytes], None]:
+    """Yield the lines of a body as they come, those together that do, blank ones left out.
+
+    Raises BadRequest if `seconds` go by without the end of a line, else as `read_parts`.
+    """
+    rest: bytes | None = b""
+    async with aclosing(read_parts(request, limit)) as body:
+        while rest is not None:
+            lines: list[bytes] = []
+            async with _patience(seconds):
+                while rest is not None and not lines:
+                    part = await anext(body, None)
+                    *lines, rest = (rest + (b"\n" if part is None else part)).split(b"\n")
+                    rest = None if part is None else rest
+            if lines := [text_of(line) for line in lines if line.strip()]:
+                yield lines
+
+
+@contextlib.asynccontextmanager
+async def _patience(seconds: float) -> AsyncGenerator[None, None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise BadRequest(
+            f"the body did not arrive in {seconds:g} s: send it faster", status=408
+        ) from error
+
+
+def text_of(data: bytes) -> bytes:
+    """Return a text without its mark of UTF-8; BadRequest if it is UTF-16."""
+    data = data.removeprefix(codecs.BOM_UTF8)
+    if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise BadRequest("the body is UTF-16: send UTF-8")
+    return data
+
+
+async def read_parts(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
+    """Yield a request's body as it comes, unpacked.
 
     Raises:
         BadRequest: it is too large (413), takes too long (408), or is packed in a way that is not
@@ -121,32 +170,23 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
             415,
         )
     unpacked = zlib.decompressobj(_UNPACKED[packing]) if packing in _UNPACKED else None
-    parts, size = [], 0
+    size = 0
     try:
-        async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                if unpacked is not None:
-                    part = unpacked.decompress(part, limit - size + 1)
-                size += len(part)
-                if size > limit:
-                    raise large
-                parts.append(part)
+        async for part in request.stream():
+            if unpacked is not None:
+                part = unpacked.decompress(part, limit - size + 1)
+            size += len(part)
+            if size > limit:
+                raise large
+            yield part
         if unpacked is not None and not unpacked.eof:
             raise zlib.error("it is cut off")
     except zlib.error as error:
         raise BadRequest(
             f"the body is no {packing} ({error}): mend it, or the header content-encoding"
         ) from error
-    except TimeoutError as error:
-        raise BadRequest(
-            f"the body did not arrive in {seconds:g} s: send it faster", status=408
-        ) from error
     except ClientDisconnect as error:
         raise Gone from error
-    data = b"".join(parts).removeprefix(codecs.BOM_UTF8)
-    if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        raise BadRequest("the body is UTF-16: send UTF-8")
-    return data
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

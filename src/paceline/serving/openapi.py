@@ -11,8 +11,9 @@ import msgspec
 from paceline.serving.anthropic import CountRequest
 from paceline.serving.files import BatchRequest
 from paceline.serving.ollama import ShowRequest
+from paceline.serving.pieces import LINES
 from paceline.serving.protocol import DetokenizeRequest, TokenizeRequest
-from paceline.serving.routes import INFO, ROUTES
+from paceline.serving.routes import BATCHED, INFO, ROUTES
 from paceline.version import __version__
 
 _BODIES = {
@@ -111,7 +112,10 @@ def document() -> dict[str, Any]:
         media = "application/x-ndjson" if path[:5] == "/api/" else "text/event-stream"
         streams = {media: {"schema": {"type": "string"}}} if path.startswith(_STREAMS) else {}
         sent = "multipart/form-data" if path.startswith("/v1/audio/") else "application/json"
-        body = {"required": True, "content": {sent: {"schema": bodies[path]}}}
+        content = {sent: {"schema": bodies[path]}}
+        if path in BATCHED:
+            content[LINES] = {"schema": {"type": "string"}}
+        body = {"required": True, "content": content}
         paths[path] = {"post": _operation(summary, streams, _ERRORS) | {"requestBody": body}}
     for path, summary in _GETS.items():
         kept = {status: text for status, text in _ERRORS.items() if status in _QUIET}

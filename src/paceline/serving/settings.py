@@ -49,7 +49,7 @@ class Settings:
     ] = 7200.0
     max_body: Annotated[int, "Most bytes of a request's body.", at_least(1)] = 8 * 1024 * 1024
     body_timeout: Annotated[
-        float, "Seconds in which headers, and then a body, must arrive.", _SOME
+        float, "Seconds in which headers, then a body or the next line of it, must arrive.", _SOME
     ] = 30.0
     read_timeout: Annotated[float, "Seconds in which a client must read on in a stream.", _SOME] = (
         60.0

@@ -80,6 +80,10 @@ class ServingCore:
     def submit(self, job: Job) -> None:
         self._inbox.append((self._add, job))
 
+    def replace(self, job: Job, prepared: Prepared) -> None:
+        """Go on with another prompt of an open job. A job that has ended is left alone."""
+        self._inbox.append((self._replace, (job, prepared)))
+
     def cancel(self, job: Job) -> None:
         """End a job without further events. A job that has ended is left alone."""
         self._inbox.append((self._cancel, job))
@@ -113,7 +117,7 @@ class ServingCore:
     @property
     def busy(self) -> bool:
         """Whether a turn has something to do."""
-        return bool(self._inbox or self._jobs)
+        return bool(self._inbox or (self._jobs and not self.engine.resting))
 
     def turn(self) -> list[Delivery]:
         """Carry out what was asked, then take one step of the engine."""
@@ -138,13 +142,24 @@ class ServingCore:
         try:
             request = self.engine.add(job.prepared)
         except Exception as error:  # of this request alone
-            if not isinstance(error, PacelineError):
-                _log.exception("a request could not be added")
-                error = RequestFailed(f"the request failed: {type(error).__name__}: {error}")
-            return [Delivery(job, _failure(error))]
+            return [Delivery(job, _failure(_told(error)))]
         self._jobs[request], self._ids[job] = job, request
         self._silent.add(job)
-        if job.progress:
+        if job.progress and not job.prepared.open:
+            self._curious[request] = job
+        return []
+
+    def _replace(self, change: tuple[Job, Prepared]) -> list[Delivery]:
+        job, prepared = change
+        request = self._ids.get(job)
+        if request is None:
+            return []
+        try:
+            self.engine.replace(request, prepared)
+        except Exception as error:  # of this request alone
+            self._cancel(job)
+            return [Delivery(job, _failure(_told(error)))]
+        if job.progress and not prepared.open:
             self._curious[request] = job
         return []
 
@@ -239,6 +254,10 @@ class Worker:
             raise EngineFailed(ENDED)
         for job in jobs:
             self.core.submit(job)
+        self._notify()
+
+    def replace(self, job: Job, prepared: Prepared) -> None:
+        self.core.replace(job, prepared)
         self._notify()
 
     def cancel(self, jobs: Sequence[Job]) -> None:
@@ -355,6 +374,13 @@ def _merged(first: Event, then: Event) -> Event:
         logprobs=first.logprobs + then.logprobs,
         fills=tuple((dict(first.fills) | dict(then.fills)).items()),
     )
+
+
+def _told(error: Exception) -> PacelineError:
+    if isinstance(error, PacelineError):
+        return error
+    _log.error("a request could not be added", exc_info=error)
+    return RequestFailed(f"the request failed: {type(error).__name__}: {error}")
 
 
 def _failure(error: PacelineError) -> Event:

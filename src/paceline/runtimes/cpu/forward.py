@@ -25,9 +25,11 @@ from paceline.runtimes.cpu import mask_rows
 from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.cpu.ops import MEMORY, CpuOps, Rows, Tokens
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
+from paceline.runtimes.reference.arithmetic import turns
 from paceline.runtimes.states import SequenceState
 
 _WARM_UPS = 3
+FAR = 1024  # rows of a forward whose positions are beyond the context, at most
 _NUMBERS = 9  # of a `Recurrence`
 _FIELDS = 6  # of a `Row` in native/kernels/visible_keys.hpp
 
@@ -44,6 +46,8 @@ class ForwardBatch:
         self.feature_rows: list[int] = []
         self.argmax = False  # some sequence asks for the argmax by row
         self.mask_rows: list[int] = []
+        self.far = False  # some sequence has lost tokens: positions may be any
+        self._shift = 0  # of the sequence that is added, from places to positions
         self._rows: list[int] = []
         self._tables: list[int] = []
         self._singles: list[int] = []
@@ -71,7 +75,8 @@ class ForwardBatch:
         """Add a sequence's rows; raises OutOfMemory if its cache cannot hold them."""
         cache, count, first = rows.cache, len(rows.tokens), len(self.ids)
         cache.discard()
-        past = cache.length
+        past, self._shift = cache.rows, cache.gone
+        self.far = self.far or cache.gone > 0
         cache.reserve(count)
         if cache.state is not None:
             self._add_state(cache.state, rows)
@@ -129,7 +134,7 @@ class ForwardBatch:
 
     def _add_chain(self, blocks: Sequence[int], table: int, begin: int, count: int) -> None:
         for place in range(begin, begin + count):
-            self._add_row(blocks, table, place, place, place + 1)
+            self._add_row(blocks, table, place, place + self._shift, place + 1)
 
     def _add_tree(
         self, blocks: Sequence[int], table: int, begin: int, draft: TokenTree
@@ -137,13 +142,14 @@ class ForwardBatch:
         # The first root-to-leaf path is stored first, so that keeping it moves nothing.
         places, runs, apart = _places(draft.parents.tolist(), begin)
         for place, run, singles in zip(places, runs, apart, strict=True):
-            self._add_row(blocks, table, place, run + len(singles) - 1, run, singles)
+            position = self._shift + run + len(singles) - 1
+            self._add_row(blocks, table, place, position, run, singles)
         return places
 
     def _add_block(self, rows: target.Rows, table: int) -> None:
         assert rows.positions is not None
         assert rows.sees is not None
-        cache, past, count = rows.cache, rows.cache.length, len(rows.tokens)
+        cache, past, count = rows.cache, rows.cache.rows, len(rows.tokens)
         cache.places = list(range(past + rows.num_new, past + count))
         runs: Iterable[int] = [past] * count if rows.cached is None else rows.cached.tolist()
         for row, (position, run) in enumerate(zip(rows.positions.tolist(), runs, strict=True)):
@@ -289,7 +295,8 @@ class Forward:
         width = config.hidden_size
         # As many rows at once as the layer with most query heads to a key head can take.
         heads = CHeads(config.heads, min((each for each, _ in config.kv_shapes), default=1))
-        self._program = program = Program(packed, heads, config.max_context)
+        self._near, self._packed = config.max_context, packed
+        self._program = program = Program(packed, heads, self._near + FAR)
         ops = CpuOps(
             program,
             matrices,
@@ -353,9 +360,25 @@ class Forward:
         if given is not None:
             inputs["inputs"] = _bits(given)
         inputs |= self._rows_of_tables(batch)
+        if batch.far:
+            inputs["rows"] = self._turned(inputs["rows"])
         self._program.run(batch.counts(), inputs, threads)
         self._ran, self._batch = len(batch.ids), batch
         self.seconds = perf_counter() - begin
+
+    def _turned(self, rows: list[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        # Positions beyond the rotary tables have places behind them, filled for this run.
+        plans = np.array(rows, np.int32).reshape(-1, 6)
+        places = plans[:, 0]
+        far = np.unique(places[places >= self._near])
+        if len(far) > FAR:
+            raise InvalidOption(f"{len(far)} rows of texts without end are more than {FAR} at once")
+        for frequencies, factor, table in self._packed.rotary_tables(self._near + FAR):
+            found = turns(np.outer(far, frequencies), factor)
+            table[self._near : self._near + len(far)] = np.concatenate(found, axis=1)
+        beyond = places >= self._near
+        plans[beyond, 0] = self._near + np.searchsorted(far, places[beyond])
+        return plans.ravel()
 
     def _rows_of_tables(self, batch: ForwardBatch) -> dict[str, npt.NDArray[np.int32]]:
         found = {}

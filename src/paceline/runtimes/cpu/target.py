@@ -23,6 +23,7 @@ from paceline.core.target import (
     Runtime,
     RuntimeOptions,
     have_inputs,
+    sink_rows,
 )
 from paceline.core.types import CanvasTraits, LogitArray
 from paceline.errors import InvalidOption, ModelError, OutOfMemory, RuntimeUnavailable
@@ -198,6 +199,7 @@ class CpuTarget(Runtime):
             kv_bytes_per_token=self._pool.bytes_per_token,
             embeddings=not config.layer_inputs,
             paged=True,
+            endless=not config.recurrent,
             timed=True,
             head=None if kept is None else tuple(kept.tolist()),
             denoises=denoises,
@@ -376,7 +378,7 @@ class CpuTarget(Runtime):
 
     def keep(self, cache: PagedCache, num_new: int, path: Sequence[int]) -> None:
         start = cache.length + num_new
-        cache.move([cache.places[node] for node in path], start)
+        cache.move([cache.places[node] for node in path], start - cache.gone)
         if cache.state is not None:
             self._keep_state(cache.state, num_new, path)
         cache.discard()
@@ -387,6 +389,12 @@ class CpuTarget(Runtime):
             path = [*range(num_new), *(num_new + node for node in path)]
         state.keep(self._forward.records(state), path)
         state.mark(BLOCK)
+
+    def slide(self, cache: PagedCache, sinks: Sequence[int]) -> None:
+        cache.leave()
+        batch, _ = ForwardBatch.of([sink_rows(cache, sinks)])
+        self._forward.run(batch, self.threads)
+        cache.renew()
 
     def truncate(self, cache: PagedCache, length: int, hold: bool = False) -> None:
         cache.truncate(length, hold)

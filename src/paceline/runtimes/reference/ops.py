@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core import target
-from paceline.core.target import row_mask, row_parents, row_positions
+from paceline.core.target import row_mask, row_parents, row_positions, stored
 from paceline.core.types import BoolArray, IntArray, LogitArray
 from paceline.models.ops import (
     KV,
@@ -61,6 +61,8 @@ class ReferenceCache:
     states: dict[tuple[str, int], LogitArray] = field(default_factory=dict)
     rows: dict[tuple[str, int], list[LogitArray]] = field(default_factory=dict)
     memory: ReferenceCache | None = None
+    window: int = 0  # of an endless text, as of `PagedCache`
+    gone: int = 0
 
     def keep(self, row: int) -> None:
         """Make the states behind the root, or so many rows after it, those of the prefix."""
@@ -118,7 +120,7 @@ class AskedRows:
     def __init__(self, asked: target.Rows, memory: ReferenceCache | None = None) -> None:
         """`memory` is to be written; None if rows read that of their sequence."""
         self.cache: ReferenceCache = asked.cache
-        self.context = self.cache.length
+        self.context = stored(self.cache)
         self.memory = memory or self.cache.memory
         self.lent: ReferenceCache | None = None
         self._asked, self._places = asked, row_positions(asked)

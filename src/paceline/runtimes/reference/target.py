@@ -13,14 +13,19 @@ import numpy as np
 
 from paceline.core.target import (
     DEFAULT_OPTIONS,
+    LEAVING,
     NO_LOGITS,
     NO_STATE,
+    SINKS,
     Layer,
     Output,
     Rows,
     Runtime,
     RuntimeOptions,
+    goes_back,
     have_inputs,
+    sink_rows,
+    stored,
 )
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
@@ -64,7 +69,9 @@ class ReferenceTarget(Runtime):
         self._boundaries: tuple[int, ...] = ()
         self._matrix = cache(lambda name: matrix(*self._formats.blocks(name)))
         known = config.capabilities("reference", "cpu", precision)
-        self.capabilities = replace(known, bit_exact=True, kv_precision=kv_precision)
+        self.capabilities = replace(
+            known, bit_exact=True, endless=not config.recurrent, kv_precision=kv_precision
+        )
 
     @classmethod
     def load(
@@ -178,19 +185,30 @@ class ReferenceTarget(Runtime):
         )
 
     def keep(self, cache: ReferenceCache, num_new: int, path: Sequence[int]) -> None:
-        start = cache.length + num_new
-        cache.length = start + len(path)
-        cache.data[:, :, start : cache.length] = cache.data[:, :, [start + node for node in path]]
+        start = stored(cache) + num_new
+        end, cache.length = start + len(path), cache.length + num_new + len(path)
+        cache.data[:, :, start:end] = cache.data[:, :, [start + node for node in path]]
         cache.keep(path[-1] + 1 if len(path) else 0)
+
+    def slide(self, cache: ReferenceCache, sinks: Sequence[int]) -> None:
+        first = cache.data[:, :, :SINKS], cache.data[:, :, SINKS + LEAVING : stored(cache)]
+        cache.data = np.concatenate(first, axis=2)
+        cache.gone += LEAVING
+        self._run(sink_rows(cache, sinks))
+        end = stored(cache)
+        cache.data[:, :, :SINKS] = cache.data[:, :, end : end + SINKS]
 
     def truncate(self, cache: ReferenceCache, length: int, hold: bool = False) -> None:
         if cache.states and length < cache.length:
             cache.states, length = {}, 0
+        if goes_back(cache, length):
+            cache.gone = length = 0
         cache.length = min(cache.length, length)
 
     def fork(self, cache: ReferenceCache) -> ReferenceCache:
-        states = dict(cache.states)
-        return ReferenceCache(cache.data.copy(), cache.length, states, memory=cache.memory)
+        twin = ReferenceCache(cache.data.copy(), cache.length, dict(cache.states))
+        twin.memory, twin.window, twin.gone = cache.memory, cache.window, cache.gone
+        return twin
 
     def release(self, cache: ReferenceCache) -> None:
-        cache.data, cache.length = cache.data[:, :, :0].copy(), 0
+        cache.data, cache.length, cache.gone = cache.data[:, :, :0].copy(), 0, 0
