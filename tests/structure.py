@@ -176,7 +176,6 @@ SHARED = {"core", "models", "engine"}
 
 ONE_USER = {
     "core.target.Slides": "what runtimes of endless texts can do",
-    "core.target.room_of": "of endless texts, beside the others",
     "core.tree.follow": "a walk of a tree, beside the others",
     "core.tree.validate": "what a tree is, for the tests of all that makes one",
     "engine.by_temperature.ControllersByKind": "of decoding, put together by name",

@@ -7,13 +7,17 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.cli import fakes
 from tests.cli.conftest import Command, one_line, press_in_step
+from tests.helpers.endless import endless_target
 
+from paceline.cli import chat as chats
 from paceline.cli.output import SourceColours
 from paceline.engine.engine import Engine
 from paceline.registry import loading
@@ -186,9 +190,9 @@ def test_chat_keeps_the_conversation(command: Command, monkeypatch: pytest.Monke
     seen = []
     genuine = Engine.add
 
-    def add(self: Engine, prompt: list[dict[str, str]], *rest: object) -> int:
+    def add(self: Engine, prompt: list[dict[str, str]], *rest: Any, **options: Any) -> int:
         seen.append([message["role"] for message in prompt])
-        return genuine(self, prompt, *rest)
+        return genuine(self, prompt, *rest, **options)
 
     monkeypatch.setattr(Engine, "add", add)
     text = "fox\n\ndog\n/reset\nfox\n/what\n/quit\nnever\n"
@@ -217,6 +221,51 @@ def test_chat_says_that_an_answer_was_cut(
     length = len(fakes.loaded().tokenizer.chat([{"role": "user", "content": "fox"}]))
     _, err = chat(command, monkeypatch, "fox\n", "--max-context", str(length + 3), "--nodes", "2")
     assert "the context is full" in err
+
+
+LOOKUP = ("--drafter", "prompt-lookup", "--nodes", "2")
+
+
+def test_a_chat_without_an_end_never_says_so(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the prompt has beyond the context is forgotten, and turns go on from what is there."""
+    target, cached = endless_target(), []
+    shown = replace(fakes.loaded(), target=target)
+    monkeypatch.setattr(loading, "load_model", lambda asked, **_: shown)
+    genuine = chats._turn
+
+    def turn(engine: Engine, *rest: Any) -> None:
+        genuine(engine, *rest)
+        cached.append(target.memory.blocks - target.memory.free)
+
+    monkeypatch.setattr(chats, "_turn", turn)
+    text = "fox\n" + "word " * 200 + "\n" + "dog " * 200 + "\nfox\n"
+    _, err = chat(command, monkeypatch, text, "--endless", *LOOKUP)
+    assert "context" not in err
+    assert err.count("6 tokens at") == 4
+    assert cached == [0, 0, 0, 0]  # what is kept for later turns is free
+
+
+@pytest.mark.parametrize("name", [("chat",), ("generate", "the fox")])
+def test_a_runtime_that_keeps_all_is_refused(name: tuple[str, ...], command: Command) -> None:
+    outcome = command(*name, "--endless", "--nodes", "2")
+    assert outcome.code == 2
+    assert "lets no tokens leave texts of this model" in outcome.err
+
+
+def test_a_text_without_an_end_is_as_long_as_it_is_asked_for(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = replace(fakes.loaded(), target=endless_target())
+    monkeypatch.setattr(loading, "load_model", lambda asked, **_: shown)
+    options = ("--max-new-tokens", "800", "--ignore-eos", *LOOKUP, "--json")
+    found = [
+        json.loads(command("generate", "the fox", *options, *more).out)
+        for more in ((), ("--endless",))
+    ]
+    assert [len(each["token_ids"]) for each in found] == [700 - found[0]["prompt_tokens"], 800]
+    assert [each["config"]["endless"] for each in found] == [False, True]
 
 
 def test_chat_says_that_an_answer_went_in_circles(

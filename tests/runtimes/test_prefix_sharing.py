@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.target import LEAVING, whole
 from paceline.errors import OutOfMemory
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache, PrefixIndex
 
@@ -243,5 +244,16 @@ def test_negative_control_a_block_that_stays_known_while_written_misleads(monkey
 def test_the_index_finds_whole_blocks_alone(known):
     index = PrefixIndex(BLOCK)
     tokens = list(range(100))
-    index.add(tokens[:known], [10, 11, 12])
-    assert index.find(tokens) == [10, 11, 12][: known // BLOCK]
+    index.add(index.names(tokens[:known]), [10, 11, 12])
+    assert index.find(index.names(tokens)) == [10, 11, 12][: known // BLOCK]
+
+
+def test_a_block_is_named_by_all_that_it_depends_on():
+    """By every token before it, and behind the first loss by the window of an endless text."""
+    index, full = PrefixIndex(BLOCK), whole(LEAVING)
+    tokens = list(range(full + 3 * BLOCK))
+    plain, endless = index.names(tokens), index.names(tokens, LEAVING)
+    assert plain[: full // BLOCK] == endless[: full // BLOCK]
+    assert not set(plain[full // BLOCK :]) & set(endless)
+    assert not set(endless[full // BLOCK :]) & set(index.names(tokens, 2 * LEAVING))
+    assert not set(plain) & set(index.names([1, *tokens[1:]]))

@@ -77,7 +77,7 @@ FAULTS = {
         Transcript, "_cut", "end if self._keep else begin", "end"
     ),
     "a preempted request keeps its cache": Fault(
-        Engine, "_preempt", "self.decoder.close(request.sequence)", "pass"
+        Engine, "_gives_way", "self.decoder.close(request.sequence)", "pass"
     ),
     "a preempted request goes to the end of the queue": Fault(
         Scheduler, "_back", "appendleft", "append"

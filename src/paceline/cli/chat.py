@@ -24,6 +24,7 @@ def chat(
     sampling: o.SamplingOptions,
     seed: o.Seed = 0,
     stop_loops: o.StopLoops = False,
+    endless: o.Endless = False,
     system: o.System = None,
 ) -> None:
     """Talk with a model. /reset starts anew, /quit leaves, Ctrl-C stops an answer."""
@@ -43,6 +44,8 @@ def chat(
             "the model has no chat template: give one (--chat-template), or use paceline generate"
         )
     params = sampling.complete(params, engine)
+    if endless:
+        engine.prepare("a", params, endless=True)  # what is wrong is told at once
     remark(_HELP)
     first = [{"role": "system", "content": system}] if system else []
     messages = list(first)
@@ -56,7 +59,7 @@ def chat(
         elif command.startswith("/"):
             remark(f"{command.split()[0]} is unknown: {_HELP}")
         elif command:
-            _turn(engine, messages, line, params)
+            _turn(engine, messages, line, params, endless)
 
 
 def _read() -> str | None:
@@ -70,7 +73,9 @@ def _read() -> str | None:
         return None
 
 
-def _turn(engine: Any, messages: list[dict[str, str]], line: str, params: SamplingParams) -> None:
+def _turn(
+    engine: Any, messages: list[dict[str, str]], line: str, params: SamplingParams, endless: bool
+) -> None:
     # A failed turn leaves `messages` as they were.
     asked = [*messages, {"role": "user", "content": line}]
     shown = 0
@@ -82,7 +87,7 @@ def _turn(engine: Any, messages: list[dict[str, str]], line: str, params: Sampli
 
     try:
         with interruptible() as interrupt:
-            request = engine.add(asked, params)
+            request = engine.add(asked, params, endless=endless)
             completion = follow(engine, request, interrupt, show)
     except PacelineError as error:
         if not sys.stdin.isatty():  # of a script, whose next lines build on this one

@@ -51,6 +51,7 @@ def generate(
     stop: o.Stop = None,
     ignore_eos: o.IgnoreEos = False,
     stop_loops: o.StopLoops = False,
+    endless: o.Endless = False,
     logprobs: Annotated[
         int | None, "With --json: log-probabilities, and of so many others."
     ] = None,
@@ -110,7 +111,7 @@ def generate(
     steps = CanvasSteps(engine, live=not as_json) if show_steps else None
     screen = Screen(SourceColours(engine.tokenizer) if color else None)
     show = steps.show if steps is not None else _nothing if as_json else screen.show
-    given: dict[str, Any] = {"raw": raw, "system": system}
+    given: dict[str, Any] = {"raw": raw, "system": system, "endless": endless}
     found = None
     with interruptible() as interrupt:
         if first_of > 1:
@@ -124,7 +125,13 @@ def generate(
             request = engine.add(text, params, **given, denoising=denoise)
             completion = follow(engine, request, interrupt, show)
     if as_json:
-        config = {**engine.config, **asdict(params), "system": system, "raw": raw}
+        config = {
+            **engine.config,
+            **asdict(params),
+            "system": system,
+            "raw": raw,
+            "endless": endless,
+        }
         report = _report(engine, completion, config)
         if steps is not None:
             report["steps"] = steps.steps

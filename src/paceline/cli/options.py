@@ -42,6 +42,9 @@ Seed = Annotated[int, "Keys all randomness."]
 Stop = Annotated[list[str] | None, "String that ends the text; repeatable."]
 IgnoreEos = Annotated[bool, "Go on after end tokens."]
 StopLoops = Annotated[bool, "End a text that has come to repeat itself."]
+Endless = Annotated[
+    bool, "Go on beyond the context: the first tokens stay, the oldest others are forgotten."
+]
 System = Annotated[str | None, "System message."]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Prompts = Annotated[

@@ -178,14 +178,19 @@ def stored(cache: Any) -> int:
     return int(cache.length) - getattr(cache, "gone", 0)
 
 
+def whole(window: int) -> int:
+    """Return the most tokens that are there of an endless text."""
+    return SINKS + window + LEAVING
+
+
 def room_of(cache: Any) -> int:
     """Return how many tokens may follow before some leave an endless text."""
-    return SINKS + int(cache.window) + LEAVING - stored(cache)
+    return whole(cache.window) - stored(cache)
 
 
 def goes_back(cache: Any, length: int) -> bool:
     """Return whether a text of that length still has what this cache has lost."""
-    return bool(cache.gone > 0 and length < SINKS + cache.window + cache.gone)
+    return bool(cache.gone > 0 and length < whole(cache.window) + cache.gone - LEAVING)
 
 
 def sink_rows(cache: Any, tokens: Sequence[int]) -> Rows:

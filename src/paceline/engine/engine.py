@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from paceline.core.constraint import Constraint
 from paceline.core.options import check_text, require
-from paceline.core.target import Listens
+from paceline.core.target import Listens, whole
 from paceline.core.types import (
     UNLIMITED,
     CanvasParams,
@@ -24,8 +24,16 @@ from paceline.core.types import (
 from paceline.engine.decoder import Commit, Decoder
 from paceline.engine.hearing import Hearing, Speech
 from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.memory import capacity
 from paceline.engine.prefill import Chunk, shared_prefix
-from paceline.engine.requests import BreakerTokens, encoded, parameters, token_ids, unsettled
+from paceline.engine.requests import (
+    BreakerTokens,
+    encoded,
+    parameters,
+    token_ids,
+    unsettled,
+    window_of,
+)
 from paceline.engine.requests import Completion as Completion
 from paceline.engine.requests import Event as Event
 from paceline.engine.requests import Message as Message
@@ -195,6 +203,7 @@ class Engine:
         pooling: Pooling | None = None,
         speech: Speech | None = None,
         open: bool = False,
+        endless: bool | int = False,
         **options: Any,
     ) -> Prepared:
         """Check and tokenise a request for `add`. Any thread may call this.
@@ -217,6 +226,8 @@ class Engine:
             speech: what to write down, for models that hear; the caller lets it go (`let_go`).
             open: the prompt may go on, or become another (`replace`): it is read but for its last
                 word, and not answered.
+            endless: go on beyond the context, with the first tokens and the last so many; True
+                chooses how many. The others are forgotten.
             **options: single fields of `SamplingParams`.
 
         Raises:
@@ -280,8 +291,13 @@ class Engine:
                         "canvas: leave it out"
                     )
                 token_ids(drafted, self.tokenizer, target.vocab_size, True, None)
-        self.scheduler.check_prompt(len(ids) + len(resume))
-        if len(ids) >= target.max_context:
+        memory = self.decoder.memory
+        window = window_of(endless, target, None if memory is None else capacity(memory))
+        if window and not self.decoder.autoregressive:
+            raise InvalidOption("endless is for models that read from left to right: leave it out")
+        tokens = len(ids) + len(resume)
+        self.scheduler.check_prompt(min(tokens, whole(window)) if window else tokens)
+        if len(ids) >= target.max_context and not window:
             raise ContextExceeded(
                 f"the prompt has {len(ids)} tokens and the context holds {target.max_context}, of "
                 "which one must stay free: shorten the prompt"
@@ -303,6 +319,7 @@ class Engine:
             breakers=self._breakers.find(params),
             speech=speech,
             open=open,
+            window=window,
         )
 
     def add(
@@ -430,7 +447,7 @@ class Engine:
         )
         if prompt.resume and not prompt.open:
             self._resume(sequence, prompt.resume, transcript)
-        sequence.open = prompt.open
+        sequence.open, sequence.window = prompt.open, prompt.window
         return sequence, transcript
 
     @property

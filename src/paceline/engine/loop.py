@@ -60,6 +60,8 @@ class AutoregressiveDecoder(Decoder, Described):
         chunks stand last. An exception, of the forward as a whole, leaves all unchanged.
         """
         clock, prefill_rows = Clock(), sum(chunk.tokens for chunk in chunks)
+        with clock("forward"):
+            self._prefiller.slide([*sequences, *(chunk.sequence for chunk in chunks)])
         drafted = [trees.EMPTY] * len(sequences)
         if drafts:
             drafted = self.speculator.draft(sequences, self.verifier, prefill_rows, clock)
@@ -222,6 +224,7 @@ class AutoregressiveDecoder(Decoder, Described):
 
     def read(self, chunks: Sequence[Chunk]) -> list[Commit]:
         begin = perf_counter()
+        self._prefiller.slide(chunk.sequence for chunk in chunks)
         outputs = self.target.forward(self._prefiller.rows(chunks, self.drafter.needs))
         return self._prefilled(chunks, outputs, perf_counter() - begin)
 

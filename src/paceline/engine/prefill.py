@@ -6,14 +6,24 @@ Chunks are rows without drafts in other sequences' forwards; their boundaries ch
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from paceline.core import tree as trees
-from paceline.core.target import Listens, Output, Rows, Target
+from paceline.core.target import (
+    LEAVING,
+    SINKS,
+    Listens,
+    Output,
+    Rows,
+    Slides,
+    Target,
+    room_of,
+    whole,
+)
 from paceline.core.types import LogitArray, Needs
 from paceline.engine.memory import memory_of
 from paceline.policy.cost import CostModel
@@ -83,15 +93,25 @@ def shared_out(reading: Sequence[Generation], tokens: int, block: int | None = N
             continue
         size = min(sequence.unread, tokens, SCORED if sequence.unscored else tokens)
         size = sequence.cache.unmarked(size) if block else size
+        size = before_leaving(sequence, size)
         if size:
             chunks.append(Chunk(sequence, size))
         tokens -= size
     return chunks
 
 
+def before_leaving(sequence: Generation, tokens: int) -> int:
+    """Return how many of the next tokens one forward may take: of an endless text those that come
+    before others leave it."""
+    return min(tokens, room_of(sequence.cache) or LEAVING) if sequence.window else tokens
+
+
 def _reads_for(chunks: list[Chunk], at: int, second: Generation, block: int) -> bool:
     (first, size), common = chunks[at], 0
-    for end in range(block, min(len(first.tokens), len(second.tokens)), block):
+    most = min(len(first.tokens), len(second.tokens))
+    for each in (first, second):  # what endless texts have behind is their own
+        most = min(most, whole(each.window)) if each.window else most
+    for end in range(block, most, block):
         if first.tokens[end - block : end] != second.tokens[end - block : end]:
             break
         common = end
@@ -186,6 +206,8 @@ class Prefiller:
             sequence.cache = self._target.open_to(sequence.speech.memory)
         else:
             sequence.cache = self._target.open()
+            if sequence.window:
+                sequence.cache.window = sequence.window
         sequence.reading = True
         if not sequence.generated:
             sequence.stats.cached_tokens = known
@@ -195,6 +217,8 @@ class Prefiller:
         # Returns how many tokens a sequence may take from a sibling, with their numbers.
         if sequence.params.prompt_logprobs == sibling.params.prompt_logprobs:
             sequence.prompt_logprobs = list(sibling.prompt_logprobs)
+        if sequence.window != sibling.window:
+            return 0
         cached: int = sibling.cache.length
         return min(cached, sequence.prompt_length - 1, _shareable(sequence, needs))
 
@@ -215,13 +239,21 @@ class Prefiller:
 
     def read_all(self, sequence: Generation, needs: Needs) -> None:
         """Prefill all unread tokens at once; raises OutOfMemory."""
-        while sequence.unscored and sequence.unread:
-            chunk = Chunk(sequence, min(sequence.unread, SCORED))
+        while sequence.unread and (sequence.unscored or sequence.window):
+            self.slide([sequence])
+            size = min(sequence.unread, SCORED if sequence.unscored else ALONE)
+            chunk = Chunk(sequence, before_leaving(sequence, size))
             [output] = self._target.forward(self.rows([chunk], needs))
             self.take(chunk, output, 0.0)
         rest = sequence.tokens[sequence.cache.length : -1]
         seen = self._target.prefill(sequence.cache, rest, needs.features)
         self._note(sequence, seen)
+
+    def slide(self, sequences: Iterable[Generation]) -> None:
+        """Let the oldest tokens leave endless texts that are full; raises OutOfMemory."""
+        for each in sequences:
+            if each.window and not room_of(each.cache):
+                cast(Slides, self._target).slide(each.cache, each.tokens[:SINKS])
 
     def rows(self, chunks: Sequence[Chunk], needs: Needs) -> list[Rows]:
         out = []
@@ -267,6 +299,9 @@ class Prefiller:
 
         What both begin with stays, but for the root, if nothing is asked for of it that it lacks.
         """
+        if old.window != new.window:
+            self._target.truncate(old.cache, 0)
+            old.cache.window = new.window
         before = old.cache.length
         kept = min(before, shared_prefix(old.tokens, new.tokens), len(new.tokens) - 1)
         if new.unscored:
@@ -310,6 +345,8 @@ class Prefiller:
         # Features of the last cached tokens, for later sequences; None makes a gap.
         parts = self._tails.pop(sequence.id, [])
         if features is None or not self._paged or sequence.speech is not None:
+            return
+        if sequence.window and sequence.cache.gone:
             return
         # A stop may have cut tokens that are cached.
         end = min(sequence.cache.length, len(sequence.tokens))

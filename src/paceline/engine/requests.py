@@ -15,9 +15,11 @@ from typing import Any, NamedTuple, cast
 from paceline.core.constraint import Constraint
 from paceline.core.metrics import GenerationStats
 from paceline.core.options import check_text
+from paceline.core.target import LEAVING, SINKS, whole
 from paceline.core.types import (
     UNLIMITED,
     CanvasParams,
+    Capabilities,
     FinishReason,
     ProbArray,
     SamplingParams,
@@ -34,6 +36,7 @@ Message = Mapping[str, Any]
 # Text (a user turn, or raw text), chat messages, or token ids.
 Prompt = str | Sequence[Message] | Sequence[int]
 _WORD = 24  # characters in which a last word is looked for: not all scripts part words
+_ENDLESS = 4096  # tokens that an endless text keeps, if nobody says
 _FORMS = "a prompt is text, a list of messages, or a list of token ids"
 
 
@@ -52,6 +55,7 @@ class Prepared:
     breakers: Breakers = field(default_factory=dict)
     speech: Speech | None = None
     open: bool = False
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,41 @@ class PromptProgress(NamedTuple):
     cached: int
     processed: int
     seconds: float
+
+
+def window_of(endless: bool | int, capabilities: Capabilities, memory: int | None) -> int:
+    """Return how many tokens an endless text keeps behind its first ones; 0 if it is none.
+
+    `endless` is that number, or True for the usual one. `memory` is that of the target in tokens.
+
+    InvalidOption: the target keeps all of a text, or cannot keep so many.
+    """
+    if endless is False:
+        return 0
+    if not capabilities.endless:
+        raise InvalidOption(
+            f"runtime '{capabilities.runtime}' lets no tokens leave texts of this model: endless "
+            "is for runtimes cpu and reference, and models without recurrent layers"
+        )
+    most = (capabilities.max_context - whole(0)) // LEAVING * LEAVING
+    if most < LEAVING:
+        raise InvalidOption(
+            f"endless texts need a context of at least {whole(LEAVING)} tokens, and this one holds "
+            f"{capabilities.max_context}: leave endless out, or raise max_context or kv_tokens"
+        )
+    if endless is True:  # whatever the memory: equal fingerprints mean equal texts
+        endless = min(most, _ENDLESS)
+    if endless not in range(LEAVING, most + 1, LEAVING):
+        raise InvalidOption(
+            f"endless must be true or a multiple of {LEAVING} from {LEAVING} to {most}, which fits "
+            f"into the context with {whole(0)} tokens more; it is {endless}"
+        )
+    if memory is not None and whole(endless) + 2 * SINKS > memory:
+        raise InvalidOption(
+            f"endless texts of {endless} tokens take {whole(endless) + 2 * SINKS} of the key-value "
+            f"cache, which holds {memory}: ask for fewer, or load the model with a larger kv_tokens"
+        )
+    return endless
 
 
 def parameters(

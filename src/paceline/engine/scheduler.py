@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from paceline.core.options import require
+from paceline.core.target import whole
 from paceline.engine.memory import Memory, capacity, fits, plain_step_fits
 from paceline.engine.prefill import ALONE, BESIDE, PIECE_SECONDS, Chunk, beside, shared_out
 from paceline.engine.stopping import Transcript
@@ -225,6 +226,8 @@ class Scheduler:
         sequence = request.sequence
         if self._memory is not None:
             read = len(sequence.tokens) - 1
+            if sequence.window:  # no more is there at once
+                read = max(sequence.cache.length, min(read, whole(sequence.window)))
             running = len(self._running)
             most = self._memory.sequences
             crammed = most is not None and running >= max(1, most)

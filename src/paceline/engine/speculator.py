@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from paceline.core import tree as trees
 from paceline.core.metrics import Clock
-from paceline.core.target import Output, Rows, Target
+from paceline.core.target import Output, Rows, Target, room_of
 from paceline.core.types import Budget, LogitArray, Needs, TokenTree
 from paceline.drafters.base import Drafter
 from paceline.engine.client_drafts import SOURCES, ClientDrafts
@@ -200,7 +200,9 @@ class Speculator(IsolatedDrafter):
     def _cap(self, sequence: Generation, budget: Budget) -> Budget:
         # The last token of a request always comes from the target, so drafts leave room for it.
         budget = sequence.speculation.cap(budget)
+        # No draft lets tokens leave an endless text.
         context = self._capabilities.max_context - len(sequence.tokens)
+        context = room_of(sequence.cache) if sequence.window else context
         depth = max(0, min(budget.depth, sequence.room - 1, context - 1))
         if depth == budget.depth:
             return budget

@@ -59,7 +59,9 @@ class StopRules:
         """Return how many tokens of a run to commit (stop token included) and the finish reason."""
         params = sequence.params
         eos = self.ends(params)
-        room = min(sequence.room, self._max_context - len(sequence.tokens))
+        room = sequence.room
+        if not sequence.window:
+            room = min(room, self._max_context - len(sequence.tokens))
         said = [*sequence.generated[-WINDOW:]] if params.stop_loops else []
         for index, token in enumerate(run):
             kept = index + 1

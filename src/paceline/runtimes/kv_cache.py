@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
+from hashlib import blake2b
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.target import LEAVING, SINKS, goes_back, room_of
+from paceline.core.target import LEAVING, SINKS, goes_back, room_of, whole
 from paceline.errors import OutOfMemory
 from paceline.models.config import ModelConfig
 from paceline.runtimes.states import (
@@ -29,62 +30,55 @@ from paceline.runtimes.states import (
     StateShape,
 )
 
-# The empty chain.
-_START = 0
-
 
 class PrefixIndex:
-    """Chains of full blocks by their tokens.
+    """Known full blocks, by names that stand for all tokens up to their end.
 
     Attributes:
+        blocks: ids by name.
         states: checkpoints hang on blocks that are known.
     """
 
     def __init__(self, block: int) -> None:
         self._size = block
         self.states: StatePool | None = None
-        self._links: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
-        self._keys: dict[int, tuple[int, tuple[int, ...]]] = {}
-        # Numbers of links are never used twice: what hung on a removed block is not found again.
-        self._numbers = count(_START + 1)
+        self.blocks: dict[bytes, int] = {}
+        self._names: dict[int, bytes] = {}
 
     def __contains__(self, block: int) -> bool:
-        return block in self._keys
+        return block in self._names
 
-    def find(self, tokens: Sequence[int]) -> list[int]:
-        """Return ids of the known blocks that hold `tokens` from the first on."""
-        found: list[int] = []
-        link = _START
-        for part in self._parts(tokens):
-            entry = self._links.get((link, part))
-            if entry is None:
-                break
-            link, block = entry
-            found.append(block)
-        return found
+    def names(self, tokens: Sequence[int], window: int = 0) -> list[bytes]:
+        """Return the names of the full blocks of a text.
 
-    def add(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
-        """Register blocks of `tokens`; existing entries stay."""
-        link = _START
-        for part, block in zip(self._parts(tokens), blocks, strict=False):
-            key = (link, part)
-            entry = self._links.get(key)
-            if entry is None:
-                self.remove(block)  # it may be known under a chain that has broken
-                entry = self._links[key] = (next(self._numbers), block)
-                self._keys[block] = key
-            link = entry[0]
+        Of an endless text those from which some had left have the window in their names.
+        """
+        held, name, out = np.array(tokens, dtype=np.int64), b"", []
+        for end in range(self._size, len(held) + 1, self._size):
+            if window and end == whole(window) + self._size:
+                name += window.to_bytes(8)
+            part = held[end - self._size : end].tobytes()
+            name = blake2b(name + part, digest_size=16).digest()
+            out.append(name)
+        return out
+
+    def find(self, names: Sequence[bytes]) -> list[int]:
+        """Return ids of the known blocks of these names, up to the first that is unknown."""
+        return [self.blocks[name] for name in takewhile(self.blocks.__contains__, names)]
+
+    def add(self, names: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Register blocks; existing entries stay."""
+        for name, block in zip(names, blocks, strict=False):
+            if name not in self.blocks:
+                self.remove(block)
+                self.blocks[name], self._names[block] = block, name
 
     def remove(self, block: int) -> None:
-        key = self._keys.pop(block, None)
-        if key is not None:
-            del self._links[key]
+        name = self._names.pop(block, None)
+        if name is not None:
+            del self.blocks[name]
             if self.states is not None:
                 self.states.forget(block)
-
-    def _parts(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        for end in range(self._size, len(tokens) + 1, self._size):
-            yield tuple(tokens[end - self._size : end])
 
 
 # Bytes of the machine's memory that prefixes beyond the floor leave free.
@@ -344,34 +338,54 @@ class PagedCache:
         """
         if self.gone:
             return
-        if self.window:  # others have all of what is behind
-            tokens = tokens[: SINKS + self.window + LEAVING]
-        found = self.pool.index.find(tokens) if self._sharing else []
+        found, gone = self._known(tokens) if self._sharing else ([], 0)
         states = self.pool.states
         if states is not None:
             near = max(0, len(tokens) - _TURN) // BLOCK
             self.marks |= {BLOCK * each for each in (len(found), near)} if self._sharing else set()
             found = found[: states.deepest(found)]
-        if len(found) * BLOCK > self.length:
+        if gone + len(found) * BLOCK > self.length:
             self.pool.share(found)
             self.pool.drop(self.blocks[: len(found)])
             self.blocks[: len(found)] = found
-            self.length = len(found) * BLOCK
+            self.gone, self.length = gone, gone + len(found) * BLOCK
             if states is not None and self.state is not None:
                 self.state.adopt(self.length, states.saved(found[-1]))
 
+    def _known(self, tokens: Sequence[int]) -> tuple[list[int], int]:
+        # Known blocks of the longest beginning of a text, and how many tokens have left it.
+        index = self.pool.index
+        names = index.names(tokens, self.window)
+        found, gone, run = index.find(names), 0, 0
+        if not self.window:
+            return found, gone
+        found = found[: whole(self.window) // BLOCK]
+        for end, name in enumerate(names, 1):
+            run = run + 1 if name in index.blocks else 0
+            left = _leaves(end * BLOCK, self.window)
+            first, sinks = (SINKS + left) // BLOCK, _sinks(names, left)
+            if left and run >= end - first and sinks in index.blocks:
+                found, gone = [index.blocks[each] for each in (sinks, *names[first:end])], left
+        return found, gone
+
     def publish(self, tokens: Sequence[int], ended: bool = False) -> None:
-        """Register the full blocks of this cache, whose tokens are `tokens`, for prefix sharing."""
-        if not self._sharing or self.gone:
+        """Register the full blocks of this cache, whose tokens are `tokens`, for prefix sharing.
+
+        Of a text that has lost tokens only once it has ended: those that leave later are in no use.
+        """
+        if not self._sharing or (self.gone and not ended):
             return
-        full = min(self.length, len(tokens)) // BLOCK
-        self.pool.index.add(tokens[: full * BLOCK], self.blocks[:full])
+        full = (min(self.length, len(tokens)) - self.gone) // BLOCK
+        names = self.pool.index.names(tokens[: self.gone + full * BLOCK], self.window)
+        if self.gone:
+            names = [_sinks(names, self.gone), *names[(SINKS + self.gone) // BLOCK :]]
+        self.pool.index.add(names, self.blocks[:full])
         states = self.pool.states
         if states is None or self.state is None:
             return
         at, slot = self.state.border
         if 0 < at <= full * BLOCK and (ended or at in self.marks or at % _APART == 0):
-            states.save(self.pool.index.find(tokens[:at])[-1], slot)
+            states.save(self.pool.index.find(names[: at // BLOCK])[-1], slot)
 
     def mark(self, length: int) -> None:
         """Note that later sequences want to go on from there: with a state, from a checkpoint."""
@@ -380,8 +394,6 @@ class PagedCache:
 
     def unmarked(self, tokens: int) -> int:
         """Return how many of the next `tokens` positions end before one that wants a checkpoint."""
-        if self.window:
-            tokens = min(tokens, room_of(self))
         if self.state is None:
             return tokens
         begin, end = self.length, self.length + tokens
@@ -413,9 +425,9 @@ class PagedCache:
 
     def _missing(self, tokens: int) -> int:
         """Blocks that the next `tokens` positions lack."""
-        if self.window:  # and a block for the sinks, while they are read again
-            tokens = min(tokens, room_of(self) + SINKS)
-        return max(-(-(self.rows + tokens) // BLOCK) - len(self.blocks), 0)
+        # What leaves first may be held by others, and its sinks take a block while they are read.
+        sinks = bool(self.window and not room_of(self))
+        return max(-(-(self.rows + tokens) // BLOCK) - len(self.blocks), 0) + sinks
 
     def _to_copy(self) -> list[int]:
         first = self.rows // BLOCK
@@ -488,3 +500,13 @@ class PagedCache:
             self.state.release()
         if self.memory is not None:
             self.memory.release()
+
+
+def _sinks(names: Sequence[bytes], gone: int) -> bytes:
+    # Name of the block of the first tokens, in front of what is there.
+    return b"%s before %d" % (names[0], gone)
+
+
+def _leaves(length: int, window: int) -> int:
+    # How many tokens have left an endless text once so many are read.
+    return max(0, -(-(length - whole(window)) // LEAVING)) * LEAVING

@@ -58,10 +58,10 @@ class Generation:
 
     `tokens` is prompt and committed tokens. `cache` is None before admission; `reading` is True
     in prefill, until the drafter is open. `open` says that the prompt may still change: it is read,
-    and not answered. `sources` names per generated token the drafter that
-    proposed it, or None if the target chose it. `work` is what its decoder keeps of it. `pooled` is
-    there if the state of its prompt is asked for, in place of a text. `speech` is what its
-    text is of, if a model that hears writes it.
+    and not answered. `window` is of an endless text, as of its cache; 0 without. `sources` names
+    per generated token the drafter that proposed it, or None if the target chose it. `work` is what
+    its decoder keeps of it. `pooled` is there if the state of its prompt is asked for, in place of
+    a text. `speech` is what its text is of, if a model that hears writes it.
     """
 
     id: int
@@ -74,6 +74,7 @@ class Generation:
     cache: Any = None
     reading: bool = False
     open: bool = False
+    window: int = 0
     sources: list[str | None] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)

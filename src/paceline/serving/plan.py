@@ -112,7 +112,7 @@ def plan_chat(model: ServedModel, body: ChatRequest) -> Plan:
     messages = chat_messages(body.messages, notes)
     tools, calls = _tools(model, body.tools, body.tool_choice, body.parallel_tool_calls, notes)
     _reason(model, body.reasoning_effort, "reasoning_effort", arguments, notes)
-    ids = _chat(model, messages, tools, arguments)
+    ids = _chat(model, messages, tools, arguments, contexts=_contexts(body))
     reasons = _reasons(model, ids, arguments)
     constraint = hold(model, body, body.response_format, calls, notes, reasons)
     tops = (body.top_logprobs or 0) if body.logprobs else None
@@ -128,7 +128,8 @@ def plan_completion(model: ServedModel, body: CompletionRequest) -> Plan:
     if len(given) * (body.n or 1) > 1024:
         raise BadRequest("prompt: more than 1024 answers are asked for: send fewer", "prompt")
     if body.truncate_prompt_tokens is None:
-        check_length(model, [each for each in given if isinstance(each, str)], "prompt")
+        texts = [each for each in given if isinstance(each, str)]
+        check_length(model, texts, "prompt", _contexts(body))
     tokenizer = model.tokenizer
     prompts = [tokenizer.prompt(p, raw=True) if isinstance(p, str) else list(p) for p in given]
     scored = body.prompt_logprobs
@@ -182,7 +183,7 @@ def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
     notes.left += [f"reasoning.{key}" for key in asked]
     kept = "message.output_text.logprobs"
     notes.left += [f"include:{each}" for each in body.include or () if each != kept]
-    ids = _chat(model, messages, tools, arguments, "input")
+    ids = _chat(model, messages, tools, arguments, "input", _contexts(body))
     reasons = _reasons(model, ids, arguments)
     constraint = hold(model, body, format, calls, notes, reasons)
     wanted = kept in (body.include or ())
@@ -276,6 +277,7 @@ def _plan(
     said = [name for name in model.engine.defaults if getattr(body, name) is not None]
     params, _ = completed(replace(params, **_preset(body)), model.engine.defaults, said)
     asked: dict[str, Any] = {"speculation": _speculation(body), "constraint": constraint}
+    asked["endless"] = body.endless or False
     asked["resume"] = body.resume_token_ids or ()
     if isinstance(body, Several) and body.prediction is not None:
         check_length(model, [body.prediction.text], "prediction", 4)
@@ -285,6 +287,11 @@ def _plan(
             make_sampler(body.denoising.sampler, files=False)
         asked["denoising"] = CanvasParams(**asdict(body.denoising))
     return Plan([model.engine.prepare(ids, params, **asked) for ids in prompts], seed)
+
+
+def _contexts(body: Body) -> int:
+    # Contexts that a prompt may fill: without an end as many as there is room for in a body.
+    return 2**20 if body.endless else 1
 
 
 def _most(*given: int | None) -> int | None:
@@ -297,6 +304,8 @@ def _room(model: ServedModel, body: Body, prompt: int, most: int | None) -> int:
     # The most tokens of an answer: clients ask for more than there is room for. A prompt that never
     # fits is told in OpenAI's words, which clients read.
     context: int = model.context
+    if body.endless:
+        return context if most is None else most
     if prompt < context:
         return context - prompt if most is None else min(most, context - prompt)
     what = {ChatRequest: "messages", ResponsesRequest: "input"}.get(type(body), "prompt")
@@ -391,8 +400,9 @@ def _chat(
     tools: list[Json],
     arguments: Json,
     field: str = "messages",
+    contexts: int = 1,
 ) -> list[int]:
-    check_length(model, ["\n".join(_strings([messages, tools]))], field)
+    check_length(model, ["\n".join(_strings([messages, tools]))], field, contexts)
     if not model.tokenizer.reads("tools", bool(tools)):
         messages, tools = describe_tools(messages, tools), []
     try:

@@ -166,6 +166,7 @@ class Body(Struct, kw_only=True):
     return_token_ids: bool | None = None
     truncate_prompt_tokens: Limit | None = None
     resume_token_ids: Tokens | None = None
+    endless: bool | Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     speculation: SpeculationLimits | None = None
     denoising: DenoisingOptions | None = None
     structured_outputs: StructuredOutputs | None = None

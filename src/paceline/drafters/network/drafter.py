@@ -258,8 +258,11 @@ class TrainedDrafter(Drafter):
         return self._newest
 
     def _note(self, sequence: Generation, tokens: list[int], features: LogitArray) -> None:
-        reads_all = type(self).needs == Needs(features=True)
-        self._progress[sequence.id].note(tokens, features, sequence.cache, reads_all)
+        progress, reads_all = self._progress[sequence.id], type(self).needs == Needs(features=True)
+        if sequence.window and sequence.cache.gone:  # a network keeps all, and drafts no more
+            progress.consumed()
+        else:
+            progress.note(tokens, features, sequence.cache, reads_all)
 
     def unread(self, sequence: Generation) -> int:
         return len(self._progress[sequence.id].tokens) - 1

@@ -391,6 +391,7 @@ class CpuTarget(Runtime):
         state.mark(BLOCK)
 
     def slide(self, cache: PagedCache, sinks: Sequence[int]) -> None:
+        cache.reserve(len(sinks))  # before anything has changed
         cache.leave()
         batch, _ = ForwardBatch.of([sink_rows(cache, sinks)])
         self._forward.run(batch, self.threads)
