@@ -21,6 +21,7 @@ from paceline.engine import speculator
 from paceline.engine.engine import Engine
 from paceline.errors import ContextExceeded, InvalidOption
 from paceline.methods.prompt_lookup import PromptLookup
+from paceline.models.ops import Temperature
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.reference.target import ReferenceTarget
 from paceline.trees.deterministic import SharedNoise
@@ -228,3 +229,9 @@ def test_who_keeps_all_says_so(tmp_path: Any) -> None:
     made = paceline.load(str(hybrid.save(tmp_path)), drafter="none")
     with pytest.raises(InvalidOption, match="'cpu' lets no tokens leave"):
         made.generate("the lazy dog", GREEDY, endless=True)
+
+
+def test_layers_that_know_places_otherwise_keep_all() -> None:
+    assert CONFIG.slides
+    assert not replace(CONFIG, temperature=Temperature(8, (1.0, 1.1))).slides
+    assert not hybrid.config().slides

@@ -291,8 +291,8 @@ class Engine:
                         "canvas: leave it out"
                     )
                 token_ids(drafted, self.tokenizer, target.vocab_size, True, None)
-        memory = self.decoder.memory
-        window = window_of(endless, target, None if memory is None else capacity(memory))
+        paged = self.decoder.memory
+        window = window_of(endless, target, None if paged is None else capacity(paged))
         if window and not self.decoder.autoregressive:
             raise InvalidOption("endless is for models that read from left to right: leave it out")
         tokens = len(ids) + len(resume)

@@ -123,7 +123,7 @@ def window_of(endless: bool | int, capabilities: Capabilities, memory: int | Non
     if not capabilities.endless:
         raise InvalidOption(
             f"runtime '{capabilities.runtime}' lets no tokens leave texts of this model: endless "
-            "is for runtimes cpu and reference, and models without recurrent layers"
+            "is for runtimes cpu and reference, and layers that know places by distance alone"
         )
     most = (capabilities.max_context - whole(0)) // LEAVING * LEAVING
     if most < LEAVING:

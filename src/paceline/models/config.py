@@ -242,6 +242,11 @@ class ModelConfig:
         )
 
     @property
+    def slides(self) -> bool:
+        """Whether tokens may leave a text: layers know places by their distance alone."""
+        return not self.recurrent and self.encoder is None and self.temperature is None
+
+    @property
     def is_plain(self) -> bool:
         """Whether its layers are Llama's: no windows, extended positions, scales, experts."""
         scales = (self.embedding_scale, self.residual_scale, self.logit_scale)

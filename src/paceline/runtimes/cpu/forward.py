@@ -368,7 +368,7 @@ class Forward:
 
     def _turned(self, rows: list[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         # Positions beyond the rotary tables have places behind them, filled for this run.
-        plans = np.array(rows, np.int32).reshape(-1, 6)
+        plans = np.array(rows, np.int32).reshape(-1, _FIELDS)
         places = plans[:, 0]
         far = np.unique(places[places >= self._near])
         if len(far) > FAR:

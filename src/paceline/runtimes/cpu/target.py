@@ -199,7 +199,7 @@ class CpuTarget(Runtime):
             kv_bytes_per_token=self._pool.bytes_per_token,
             embeddings=not config.layer_inputs,
             paged=True,
-            endless=not config.recurrent,
+            endless=config.slides,
             timed=True,
             head=None if kept is None else tuple(kept.tolist()),
             denoises=denoises,

@@ -70,7 +70,7 @@ class ReferenceTarget(Runtime):
         self._matrix = cache(lambda name: matrix(*self._formats.blocks(name)))
         known = config.capabilities("reference", "cpu", precision)
         self.capabilities = replace(
-            known, bit_exact=True, endless=not config.recurrent, kv_precision=kv_precision
+            known, bit_exact=True, endless=config.slides, kv_precision=kv_precision
         )
 
     @classmethod

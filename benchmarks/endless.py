@@ -1,0 +1,278 @@
+"""Perplexity, speed and memory by position in a text that is longer than what is kept of it.
+
+    python -m benchmarks.endless --model FILE.gguf --tokens 100000 --record endless-1500m
+
+The text is real: the documents of this repository, or --text. Ways: *full* keeps all of it, up to
+--full tokens and beyond the trained context; *window* keeps the newest alone; *sinks* also the
+first ones, which is what endless texts do; *recomputed* reads the newest tokens again for every
+token, the dear way that sinks stand for, at every --every-th token. Each bucket has the mean
+negative log-likelihood of its tokens, in nats, the tokens read per second and the blocks in use.
+With --decode, sinks also go on by so many tokens from the first bucket that has lost some, and from
+the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from paceline.core import tree
+from paceline.core.target import LEAVING, SINKS, Rows, room_of, whole
+from paceline.errors import InvalidOption, PacelineError
+from paceline.lab.measure import results
+from paceline.lab.measure.machine import dumps, machine
+from paceline.lab.measure.report import aligned
+from paceline.models.pull import DEFAULT_MODEL
+from paceline.models.source import ModelSource, resolve
+from paceline.runtimes.cpu.target import CpuTarget
+from paceline.runtimes.kv_cache import BLOCK, PagedCache
+
+CHUNK = 64
+"""Rows of a forward that all have logits."""
+WAYS = ("full", "window", "sinks", "recomputed")
+
+Row = dict[str, Any]
+
+
+def nats(logits: Any, tokens: Sequence[int]) -> list[float]:
+    """Negative log-likelihood of each token by its row of logits."""
+    wide = logits.astype(np.float64)
+    most = wide.max(axis=1, keepdims=True)
+    total = np.log(np.exp(wide - most).sum(axis=1)) + most[:, 0]
+    return (total - wide[np.arange(len(tokens)), list(tokens)]).tolist()
+
+
+def forget(target: CpuTarget, cache: PagedCache, tokens: Sequence[int]) -> None:
+    """Let the oldest tokens leave, and the first ones with them."""
+    blocks = LEAVING // BLOCK
+    cache.discard()
+    cache.pool.drop(cache.blocks[:blocks])
+    del cache.blocks[:blocks]
+    cache.gone += LEAVING
+
+
+def slide(target: CpuTarget, cache: PagedCache, tokens: Sequence[int]) -> None:
+    """Let the oldest tokens leave but for the first ones."""
+    target.slide(cache, tokens[:SINKS])
+
+
+def read(
+    target: CpuTarget,
+    tokens: Sequence[int],
+    window: int,
+    leave: Callable[[CpuTarget, PagedCache, Sequence[int]], None] | None,
+    marks: dict[int, Any],
+) -> Iterator[tuple[int, list[float], float, int]]:
+    """Read a text in chunks; yield each chunk's end, nats, seconds and the blocks in use.
+
+    Without `leave` all is kept. A copy of the cache is left in `marks` at the places that it names.
+    """
+    cache = target.open()
+    if leave is not None:
+        cache.window = window
+    while cache.length < len(tokens) - 1:
+        begin, start = perf_counter(), cache.length
+        size = min(CHUNK, len(tokens) - 1 - start)
+        if leave is not None:
+            if not room_of(cache):
+                leave(target, cache, tokens)
+            size = min(size, room_of(cache))
+        part = tokens[start : start + size]
+        [output] = target.forward([Rows.draft(cache, part[:1], tree.chain(part[1:]))])
+        found = nats(output.logits, tokens[start + 1 : start + size + 1])
+        target.keep(cache, 1, range(size - 1))
+        yield cache.length, found, perf_counter() - begin, len(cache.blocks)
+        for mark in [each for each in marks if marks[each] is None and each <= cache.length]:
+            marks[mark] = target.fork(cache)
+    target.release(cache)
+
+
+def recomputed(
+    target: CpuTarget, tokens: Sequence[int], window: int, every: int
+) -> Iterator[tuple[int, list[float], float, int]]:
+    """As `read`, for one token in `every`, behind the newest tokens read anew."""
+    for end in range(every, len(tokens) - 1, every):
+        begin, cache = perf_counter(), target.open()
+        part = tokens[max(0, end - window) : end]
+        target.prefill(cache, part[:-1])
+        [output] = target.forward([Rows.draft(cache, part[-1:])])
+        found = nats(output.logits, tokens[end : end + 1])
+        blocks = len(cache.blocks)
+        target.release(cache)
+        yield end, found, perf_counter() - begin, blocks
+
+
+def decoding(target: CpuTarget, cache: PagedCache, tokens: Sequence[int], count: int) -> float:
+    """Tokens per second of going on greedily."""
+    known, begin = list(tokens[: cache.length + 1]), perf_counter()
+    for _ in range(count):
+        if not room_of(cache):
+            slide(target, cache, known)
+        [output] = target.forward([Rows.draft(cache, known[-1:])])
+        known.append(int(output.logits[0].argmax()))
+        target.keep(cache, 1, ())
+    return count / (perf_counter() - begin)
+
+
+def measure(given: argparse.Namespace, source: ModelSource) -> dict[str, Any]:
+    """Read the text in every way.
+
+    Raises:
+        InvalidOption: the text is too short, a way unknown, or the window does not fit.
+        PacelineError: the model cannot be loaded.
+    """
+    ways = given.ways.split(",")
+    if unknown := sorted(set(ways) - set(WAYS)):
+        raise InvalidOption(f"--ways {unknown[0]} is none of {', '.join(WAYS)}")
+    if given.window % LEAVING or given.window < LEAVING:
+        raise InvalidOption(f"--window {given.window} must be a multiple of {LEAVING}")
+    paths = given.text or sorted(Path("docs").glob("*.md"))
+    text = "\n\n".join(path.read_text() for path in paths)
+    tokens = source.tokenizer().encode(text)[: given.tokens]
+    if len(tokens) < given.tokens:
+        raise InvalidOption(f"the text has {len(tokens)} tokens: give more, or fewer --tokens")
+    trained = source.config.max_context
+    most = max(given.full, trained)
+    config = replace(source.config, max_context=most)  # its tables go on beyond it
+    target = CpuTarget(
+        config,
+        source.weights(),
+        given.precision or source.precision,
+        kv_tokens=max(given.full, whole(given.window) * 3) + 1024,
+        threads=given.threads,
+    )
+    target.memory.sharing = False
+    places = [whole(given.window) + given.bucket, len(tokens) - 1]
+    marks: dict[int, Any] = dict.fromkeys(places if given.decode else ())
+    made: dict[str, Callable[[], Iterator[tuple[int, list[float], float, int]]]] = {
+        "full": lambda: read(target, tokens[: given.full], given.window, None, {}),
+        "window": lambda: read(target, tokens, given.window, forget, {}),
+        "sinks": lambda: read(target, tokens, given.window, slide, marks),
+        "recomputed": lambda: recomputed(target, tokens, given.window, given.every),
+    }
+    buckets: dict[tuple[int, str], Row] = {}
+    for way in ways:
+        for end, found, seconds, blocks in made[way]():
+            key = (end - 1) // given.bucket, way
+            row = buckets.setdefault(
+                key, {"way": way, "begin": key[0] * given.bucket, "nats": [], "seconds": 0.0}
+            )
+            row["nats"] += found
+            row["seconds"] += seconds
+            row["blocks"] = blocks
+        print(f"{way}: done", file=sys.stderr, flush=True)
+    rows = [
+        {
+            "begin": row["begin"],
+            "way": row["way"],
+            "tokens": len(row["nats"]),
+            "nats": float(np.mean(row["nats"])),
+            "tokens_per_second": len(row["nats"]) / row["seconds"],
+            "cached_tokens": row["blocks"] * BLOCK,
+        }
+        for _, row in sorted(buckets.items(), key=lambda each: each[0])
+    ]
+    speeds = {
+        place: decoding(target, cache, tokens, given.decode)
+        for place, cache in marks.items()
+        if cache is not None
+    }
+    return {
+        "model": source.name,
+        "trained_context": trained,
+        "settings": {"window": given.window, "tokens": len(tokens), "full": given.full},
+        "machine": machine(),
+        "decoding": speeds,
+        "rows": rows,
+    }
+
+
+COLUMNS = (
+    *("from token", "way", "tokens", "nats per token", "perplexity"),
+    *("tokens read per second", "tokens cached"),
+)
+
+
+def cells(found: dict[str, Any]) -> list[list[Any]]:
+    """Rows of a results table."""
+    return [
+        [
+            row["begin"],
+            row["way"],
+            row["tokens"],
+            round(row["nats"], 3),
+            round(math.exp(min(row["nats"], 20.0)), 2),
+            round(row["tokens_per_second"], 1),
+            row["cached_tokens"],
+        ]
+        for row in found["rows"]
+    ]
+
+
+def note(found: dict[str, Any]) -> str:
+    """What a table says below itself."""
+    asked = found["settings"]
+    said = (
+        f"A text of {asked['tokens']} tokens; a window of {asked['window']}, {SINKS} sinks. The "
+        f"model was trained on contexts of {found['trained_context']}. *full* keeps all, up to "
+        f"{asked['full']} tokens; *recomputed* reads the window again for each token that it has."
+    )
+    if found["decoding"]:
+        speeds = (f"{speed:.1f} from token {at}" for at, speed in found["decoding"].items())
+        said += f" With sinks, tokens decoded per second: {', '.join(speeds)}."
+    return said
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, and write --record."""
+    parser = argparse.ArgumentParser(prog="endless", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a GGUF file, or its short name")
+    parser.add_argument("--precision", help="of the weights; as they are stored by default")
+    parser.add_argument("--text", type=Path, nargs="+", help="files; the documents by default")
+    parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--window", type=int, default=2048)
+    parser.add_argument("--full", type=int, default=12_000, help="tokens that are kept whole")
+    parser.add_argument("--every", type=int, default=256, help="tokens between recomputed ones")
+    parser.add_argument("--bucket", type=int, default=1000, help="tokens of a row")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--decode", type=int, default=0, help="tokens to decode for their speed")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
+    parser.add_argument("--json", action="store_true", help="print results as JSON")
+    given = parser.parse_args(argv)
+    try:
+        source = resolve(given.model)
+        found = measure(given, source)
+    except PacelineError as error:
+        print(f"paceline: error: {error}", file=sys.stderr)
+        return 2
+    if given.record is not None:
+        results.record(
+            Path("docs/results/data") / f"{given.record}.json",
+            f"{found['model']}: perplexity of a text that is longer than what is kept of it",
+            "long-context",
+            f"python -m benchmarks.endless --model {Path(given.model).name} --tokens "
+            f"{given.tokens} --window {given.window} --full {given.full} --every {given.every} "
+            f"--bucket {given.bucket} --ways {given.ways} --decode {given.decode}",
+            COLUMNS,
+            cells(found),
+            note=note(found),
+        )
+    if given.json:
+        print(dumps(found, indent=1))
+    else:
+        print(aligned([COLUMNS, *(list(map(str, row)) for row in cells(found))]))
+        print(note(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
