@@ -57,9 +57,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 72_628,
+    "lines": 73_814,
     "lines of methods": 11_243,
-    "modules": 449,
+    "modules": 452,
     "docstrings": 0.14,
     "loose": 6,
 }
