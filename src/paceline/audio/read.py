@@ -1,44 +1,114 @@
-"""Sound files as samples: WAV by the standard library."""
+"""Sound files and streams as samples at the rate of models."""
 
 from __future__ import annotations
 
-import wave
+import os
+import stat
+import sys
+from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from paceline.audio.decoders import coded_sound
 from paceline.audio.mel import RATE
+from paceline.audio.resample import Resampler
+from paceline.audio.wav import HEAD, Coded, Samples, Sound, damaged, is_wav, wav_sound
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 
+_RATES = range(1_000, 768_001)  # samples a second that may hold speech
+_LONGEST = 12 * 3600  # seconds
+_STREAM = 256 << 20  # bytes of a stream that is no WAV, which is held whole
 
-def read_sound(path: Path | BinaryIO) -> LogitArray:
-    """Return float32 samples at `RATE`, the mean of all channels.
 
-    Raises InvalidOption if the file cannot be read, or is not of 16 kHz.
+class TooLong(InvalidOption):
+    """A sound lasts longer than was asked for."""
+
+
+def read_sound(source: Path | BinaryIO, longest: float = _LONGEST) -> LogitArray:
+    """Return float32 samples at `RATE`, the mean of all channels; `-` is standard input.
+
+    Numbers beyond -1 and 1 are clipped. A WAV file that is cut short gives what it has, and the
+    log says so.
+
+    Raises InvalidOption, which names the file: it cannot be read, is damaged, holds no samples or
+    some that are not finite, has a rate of no speech, or lasts more than `longest` seconds (TooLong).
     """
+    if not isinstance(source, Path):
+        return _heard(_sound(source, "the sound"), "the sound", longest)
+    name = "standard input" if str(source) == "-" else str(source)
     try:
-        with wave.open(str(path) if isinstance(path, Path) else path, "rb") as file:
-            width, rate, channels = file.getsampwidth(), file.getframerate(), file.getnchannels()
-            raw = file.readframes(file.getnframes())
-    except (OSError, EOFError, wave.Error) as error:
-        raise InvalidOption(f"cannot read {path} ({error}): give a WAV file") from error
-    if rate != RATE:
+        with nullcontext(sys.stdin.buffer) if str(source) == "-" else source.open("rb") as file:
+            return _heard(_sound(file, name), name, longest)
+    except OSError as error:
         raise InvalidOption(
-            f"{path} has {rate} samples a second: convert it to {RATE} (`ffmpeg -ar {RATE}`)"
+            f"{name} cannot be read ({error.strerror or error}): give a sound file, or - for "
+            "standard input"
+        ) from error
+
+
+def _sound(file: BinaryIO, name: str) -> Sound:
+    head = file.read(HEAD)
+    if not head:
+        raise damaged(name, "it is empty")
+    why, whole = "it is no WAV file", _is_file(file)
+    if is_wav(head):
+        try:
+            return wav_sound(file, name)
+        except Coded as error:
+            why = str(error)
+            if not whole:
+                raise InvalidOption(f"{name} cannot be read ({why}): give it as a file") from error
+    if whole:
+        return coded_sound(file, name, why)
+    rest = file.read(_STREAM)
+    if len(rest) == _STREAM:
+        raise InvalidOption(
+            f"{name} has more than {_STREAM >> 20} MiB that are no WAV: give a file of sound"
         )
-    whole = raw[: len(raw) // (width * channels) * width * channels]
-    out: LogitArray = _samples(whole, width).reshape(-1, channels).mean(axis=1, dtype=np.float32)
-    return out
+    return coded_sound(BytesIO(head + rest), name, why)
 
 
-def _samples(raw: bytes, width: int) -> LogitArray:
-    # Numbers of 8 bits have no sign.
-    if width == 1:
-        return (np.frombuffer(raw, np.uint8).astype(np.float32) - 128) / np.float32(128)
-    codes = np.frombuffer(raw, np.uint8).reshape(-1, width)
-    wide = np.zeros((len(codes), 4), np.uint8)
-    wide[:, 4 - width :] = codes
-    whole = wide.reshape(-1).view("<i4").astype(np.float64)
-    return (whole / 2.0**31).astype(np.float32)
+def _is_file(file: BinaryIO) -> bool:
+    # Pipes and devices may have no end, and cannot be read twice.
+    if isinstance(file, BytesIO):
+        return True
+    try:
+        return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except OSError:
+        return False
+
+
+def _heard(sound: Sound, name: str, longest: float) -> LogitArray:
+    if sound.rate not in _RATES:
+        raise InvalidOption(
+            f"{name} says that it has {sound.rate} samples a second, and speech is heard at "
+            f"{_RATES.start} to {_RATES.stop - 1}: mend its header"
+        )
+    resampler = None if sound.rate == RATE else Resampler(sound.rate)
+    parts = []
+    length = 0
+    for block in sound.blocks:
+        length += len(block)
+        if length > longest * sound.rate:
+            raise TooLong(f"{name} lasts more than {longest:g} s: give it in parts")
+        mixed = _mixed(block, name)
+        parts.append(mixed.astype(np.float32) if resampler is None else resampler.feed(mixed))
+    if resampler is not None:
+        parts.append(resampler.end())
+    if not length:
+        raise damaged(name, "it has no samples")
+    return np.concatenate(parts)
+
+
+def _mixed(block: Samples, name: str) -> Samples:
+    # Sums of numbers with so many bits are exact, in whatever order.
+    if not np.isfinite(block).all():
+        raise InvalidOption(f"{name} has samples that are not finite: convert it again")
+    grid = 2.0**31
+    mixed: Samples = np.rint(np.clip(block, -1, 1) * grid).sum(axis=1)
+    mixed /= grid * block.shape[1]
+    return mixed

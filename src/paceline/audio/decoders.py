@@ -1,0 +1,73 @@
+"""Sound in other files than WAV, by packages that are optional: soundfile, and PyAV behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import chain
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from paceline.audio.wav import Samples, Sound
+from paceline.errors import InvalidOption
+
+_BLOCK = 1 << 16  # samples that are read at once
+
+
+def coded_sound(file: BinaryIO, name: str, why: str) -> Sound:
+    """Read flac, ogg, mp3, opus with soundfile, what that does not know with PyAV.
+
+    Args:
+        file: can be sought in.
+        name: of the file, for errors.
+        why: it is not read without a package.
+
+    Raises:
+        InvalidOption: no package that is installed reads it.
+    """
+    for package, read in (("soundfile", _by_soundfile), ("av", _by_av)):
+        try:
+            library = import_module(package)
+        except (ImportError, OSError):  # soundfile's own library may be missing
+            why += f"; {package} is not installed"
+            continue
+        file.seek(0)
+        try:
+            return read(library, file, name)
+        except Exception as error:  # each library has errors of its own
+            why += f"; {package} says: {str(error).strip()}"
+    raise InvalidOption(
+        f"{name} cannot be read ({why}): pip install 'paceline[audio]' for flac, ogg, mp3, "
+        "opus, and av for m4a, mp4 and webm, or convert it to WAV"
+    )
+
+
+def _by_soundfile(library: Any, file: BinaryIO, name: str) -> Sound:
+    opened = library.SoundFile(file)
+    blocks = opened.blocks(_BLOCK, dtype="float32", always_2d=True)
+    return Sound(opened.samplerate, _guarded(blocks, name))
+
+
+def _by_av(library: Any, file: BinaryIO, name: str) -> Sound:
+    container = library.open(file)
+    stream = container.streams.audio[0]
+    planes = library.AudioResampler(format="fltp")
+
+    def blocks() -> Iterator[Samples]:
+        for frame in chain(container.decode(stream), [None]):
+            for part in planes.resample(frame):
+                yield part.to_ndarray().T
+
+    return Sound(stream.rate, _guarded(blocks(), name))
+
+
+def _guarded(blocks: Iterator[Any], name: str) -> Iterator[Samples]:
+    # Errors inside of a file name it.
+    try:
+        for block in blocks:
+            yield np.asarray(block, dtype=np.float64)
+    except Exception as error:
+        raise InvalidOption(
+            f"{name} is damaged ({str(error).strip()}): copy or convert it again"
+        ) from error
