@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import sys
 import wave
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from paceline.audio.mel import RATE
-from paceline.audio.read import read_sound
+from paceline.audio.read import TooLong, read_sound
 from paceline.errors import InvalidOption
 
 
@@ -186,12 +187,11 @@ def test_what_cannot_be_opened_is_refused(tmp_path: Path) -> None:
             read_sound(path)
 
 
-def test_a_sound_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sound_without_an_end_is_refused(tmp_path: Path) -> None:
     content = wav(form(1, 1, 2), chunk(b"data", bytes(2 * RATE * 3)))
-    assert len(read(tmp_path / "a.wav", content)) == 3 * RATE
-    monkeypatch.setattr("paceline.audio.read._LONGEST", 2)
-    with pytest.raises(InvalidOption, match="more than 0 hours of sound: give it in parts"):
-        read(tmp_path / "a.wav", content)
+    assert len(read(tmp_path / "a.wav", content)) == len(read_sound(io.BytesIO(content), 3))
+    with pytest.raises(TooLong, match="the sound lasts more than 2 s: give it in parts"):
+        read_sound(io.BytesIO(content), 2)
 
 
 def test_a_device_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,8 +203,12 @@ def test_a_device_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], np.ndarray]:
     def run(content: bytes) -> np.ndarray:
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
-        return read_sound(Path("-"))
+        theirs, ours = os.pipe()
+        os.write(ours, content)
+        os.close(ours)
+        with os.fdopen(theirs, "r") as stream:
+            monkeypatch.setattr("sys.stdin", stream)
+            return read_sound(Path("-"))
 
     return run
 

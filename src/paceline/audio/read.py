@@ -20,7 +20,9 @@ from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 
 _RATES = range(1_000, 768_001)  # samples a second that may hold speech
-_LONGEST = 12 * 3600  # seconds
+LONGEST = 12 * 3600
+"""Seconds of sound, unless fewer are asked for."""
+
 _STREAM = 256 << 20  # bytes of a stream that is no WAV, which is held whole
 
 
@@ -28,14 +30,15 @@ class TooLong(InvalidOption):
     """A sound lasts longer than was asked for."""
 
 
-def read_sound(source: Path | BinaryIO, longest: float = _LONGEST) -> LogitArray:
+def read_sound(source: Path | BinaryIO, longest: float = LONGEST) -> LogitArray:
     """Return float32 samples at `RATE`, the mean of all channels; `-` is standard input.
 
     Numbers beyond -1 and 1 are clipped. A WAV file that is cut short gives what it has, and the
     log says so.
 
     Raises InvalidOption, which names the file: it cannot be read, is damaged, holds no samples or
-    some that are not finite, has a rate of no speech, or lasts more than `longest` seconds (TooLong).
+    some that are not finite, has a rate of no speech, or lasts more than `longest` seconds, which
+    is TooLong.
     """
     if not isinstance(source, Path):
         return _heard(_sound(source, "the sound"), "the sound", longest)

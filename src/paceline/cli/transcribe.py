@@ -2,40 +2,152 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
+from paceline.audio.mel import RATE
 from paceline.cli import options as o
-from paceline.cli.output import write
+from paceline.cli.output import Interrupt, end, interruptible, progress_bar, remark, telling, write
 from paceline.errors import InvalidOption
-from paceline.listening.captions import FORMATS, HEADS
+from paceline.listening.captions import FORMATS, HEADS, Caption
 from paceline.registry.options import Options
+
+if TYPE_CHECKING:
+    from paceline.core.types import LogitArray
+    from paceline.listening.windows import Listening
+
+_FILES = "WAV; flac, ogg, mp3, opus by the extra audio; m4a, mp4, webm by av; - is standard input."
 
 
 def transcribe(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="WAV files of 16 kHz.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=_FILES)],
     *,
     asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
     language: Annotated[str, "Code of the language."] = "en",
     translate: Annotated[bool, "To English."] = False,
     form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS)}.")] = "text",
+    out: Annotated[Path | None, typer.Option(help="Folder; what it has is kept.")] = None,
 ) -> None:
-    """Write down speech, as it becomes final."""
+    """Write down speech, as it becomes final.
+
+    Several files need `--out`. Ctrl-C ends behind a window, a kill loses that one alone; the same
+    command goes on. The exit code is 1 if some of several files were not written down.
+    """
     from paceline.audio.read import read_sound
-    from paceline.listening.windows import Listener, Listening
+    from paceline.listening.transcripts import places_of
+    from paceline.listening.windows import Listening
 
     if form not in FORMATS:
         raise InvalidOption(f"--format {form} is unknown: use {', '.join(FORMATS)}")
-    sounds = [read_sound(each) for each in files]  # before the model, which takes longer
-    engine, source = o.load(replace(asked, drafter="none"))
-    if source.config.encoder is None:
-        raise InvalidOption(f"{source.name} hears nothing: give a Whisper with --model")
-    listener = Listener(engine)
+    wanted = Listening(language, translate)
+    if out is not None:
+        _Folder(asked, wanted, form, out).fill(places_of(files, out, form))
+        return
+    if len(files) > 1:
+        raise InvalidOption("several files are several transcripts: give a folder with --out")
+    sound = read_sound(files[0])  # before the model, which takes longer
+    writer, number = _Writer(asked, wanted), 0
     write(HEADS.get(form, ""))
-    for sound in sounds:
-        for number, each in enumerate(listener.segments(sound, Listening(language, translate)), 1):
-            text = engine.tokenizer.decode(each.tokens).strip()
-            write(FORMATS[form](number, each.begin, each.end, text))
+    for _, captions in writer.windows(sound, 0):
+        for each in captions:
+            number += 1
+            write(FORMATS[form](number, *each))
+
+
+class _Folder:
+    # Transcripts of files. An error of one of several does not lose the others.
+
+    def __init__(self, asked: Options, wanted: Listening, form: str, out: Path) -> None:
+        self._asked, self._wanted, self._form, self._out = asked, wanted, form, out
+        self._alone = False
+        self._done = self._failed = 0
+        self._seconds = 0.0  # of sound
+
+    def fill(self, places: Mapping[Path, Path]) -> None:
+        left = [file for file, place in places.items() if not place.exists()]
+        self._alone, start = len(places) == 1, perf_counter()
+        writer = None
+        figures = "{task.completed:.0f}/{task.total:.0f} s"
+        with progress_bar(figures) as bar, interruptible() as stop:
+            for file, sound in self._sounds(left, stop):
+                writer = writer or _Writer(self._asked, self._wanted)
+                task = bar.add_task(file.name, total=len(sound) / RATE)
+                try:
+                    for at in self._keep(places[file], sound, writer):
+                        bar.update(task, completed=at / RATE)
+                        if stop:
+                            break
+                except InvalidOption as error:
+                    self._fail(error)
+        remark(
+            f"{self._out}: {self._done} of {len(left)} written down, {self._failed} with an error, "
+            f"{len(places) - len(left)} before; {self._seconds:.0f} s of sound in "
+            f"{perf_counter() - start:.0f} s"
+        )
+        end(not stop)
+        if self._failed:
+            raise typer.Exit(1)
+
+    def _sounds(self, files: list[Path], stop: Interrupt) -> Iterator[tuple[Path, LogitArray]]:
+        from paceline.audio.read import read_sound
+
+        for file in files:
+            if stop:
+                return
+            try:
+                sound = read_sound(file)
+            except InvalidOption as error:
+                self._fail(error)
+            else:
+                yield file, sound
+
+    def _keep(self, place: Path, sound: LogitArray, writer: _Writer) -> Iterator[int]:
+        # Yields samples that are heard.
+        from paceline.listening.transcripts import Transcript
+
+        with closing(Transcript(place, self._form, writer.about(sound))) as transcript:
+            for at, captions in writer.windows(sound, transcript.heard):
+                self._seconds += (at - transcript.heard) / RATE
+                transcript.add(at, captions)
+                yield at
+            transcript.finish()
+            self._done += 1
+
+    def _fail(self, error: InvalidOption) -> None:
+        if self._alone:
+            raise error
+        self._failed += 1
+        remark(f"error: {error}")
+
+
+class _Writer:
+    # A model, and how it is to write sounds down.
+
+    def __init__(self, asked: Options, wanted: Listening) -> None:
+        from paceline.listening.windows import Listener
+
+        with telling(asked.model):
+            engine, source = o.load(replace(asked, drafter="none"))
+        if source.config.encoder is None:
+            raise InvalidOption(f"{source.name} hears nothing: give a Whisper with --model")
+        self._listener, self._wanted = Listener(engine), wanted
+        self._listener.begin(np.zeros(0, np.float32), wanted)  # can it?
+        self._decode, self._model = engine.tokenizer.decode, source.fingerprint
+
+    def about(self, sound: LogitArray) -> dict[str, Any]:
+        # What a transcript is a function of.
+        digest = hashlib.sha256(sound.tobytes()).hexdigest()
+        return {"sound": digest, "model": self._model, **asdict(self._wanted)}
+
+    def windows(self, sound: LogitArray, begin: int) -> Iterator[tuple[int, list[Caption]]]:
+        transcript = self._listener.begin(sound, self._wanted, begin)
+        for heard, found in self._listener.windows(transcript):
+            yield heard, [Caption(at, to, self._decode(said).strip()) for at, to, said in found]

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+
+class Caption(NamedTuple):
+    """What is said from `begin` to `end`, in seconds."""
+
+    begin: float
+    end: float
+    text: str
+
 
 # Of a segment: its number from 1 on, begin and end in seconds, and text.
 _Form = Callable[[int, float, float, str], str]
@@ -31,6 +41,14 @@ def _json(number: int, begin: float, end: float, text: str) -> str:
 FORMATS: dict[str, _Form] = {"text": _text, "srt": _srt, "vtt": _vtt, "json": _json}
 HEADS = {"vtt": "WEBVTT\n\n"}
 """What a file of a format begins with."""
+ENDS = {"text": "txt", "srt": "srt", "vtt": "vtt", "json": "jsonl"}
+"""How its name ends."""
+
+
+def whole(form: str, captions: Iterable[Caption]) -> str:
+    """Return a file of some format."""
+    lines = (FORMATS[form](number, *each) for number, each in enumerate(captions, 1))
+    return HEADS.get(form, "") + "".join(lines)
 
 
 def _one_line(text: str) -> str:

@@ -80,20 +80,28 @@ class Listener:
 
     def segments(self, sound: LogitArray, asked: Listening | None = None) -> Iterator[Segment]:
         """Yield the segments of a sound, in order, as they become final."""
-        transcript = self.begin(sound, asked or Listening())
+        for _, segments in self.windows(self.begin(sound, asked or Listening())):
+            yield from segments
+
+    def windows(self, transcript: Transcription) -> Iterator[tuple[int, list[Segment]]]:
+        """Yield the samples that are heard behind each window, and its segments."""
         try:
             while (request := transcript.next()) is not None:
-                yield from transcript.heard(self.engine.generate(request))
+                segments = transcript.heard(self.engine.generate(request))
+                yield transcript.at, segments
         finally:
             transcript.let_go()
 
-    def begin(self, sound: LogitArray, asked: Listening) -> Transcription:
-        """Begin a transcript; raises InvalidOption for what the model does not know."""
+    def begin(self, sound: LogitArray, asked: Listening, at: int = 0) -> Transcription:
+        """Begin a transcript; raises InvalidOption for what the model does not know.
+
+        `at` is a sample where a window of another run has ended.
+        """
         if not self.languages and (asked.language not in ("en", None) or asked.translate):
             raise InvalidOption("this model hears English alone: choose a multilingual one")
         if self.languages and asked.language not in (*self.languages, None):
             raise InvalidOption(f"language {asked.language!r} is unknown: give a code such as en")
-        return Transcription(self, sound, asked)
+        return Transcription(self, sound, asked, at)
 
 
 class Transcription:
@@ -104,13 +112,16 @@ class Transcription:
     Attributes:
         language: its code, once it is known.
         window: that of the last text.
+        at: samples that are heard.
     """
 
-    def __init__(self, listener: Listener, sound: LogitArray, asked: Listening) -> None:
+    def __init__(
+        self, listener: Listener, sound: LogitArray, asked: Listening, at: int = 0
+    ) -> None:
         self._listener, self._samples, self._asked = listener, sound, asked
         self.language = asked.language if listener.languages else "en"
         self.window = HeardWindow()
-        self._at = 0  # samples that are heard
+        self.at = at
         self._speech: Speech | None = None  # the window that is heard now
         known, rules = listener.ids, listener.rules
         context = listener.engine.decoder.target.capabilities.max_context
@@ -122,7 +133,7 @@ class Transcription:
         """Return the text to decode next; None at the end. Takes its time, on any thread."""
         engine, listener, asked = self._listener.engine, self._listener, self._asked
         if self._speech is None:
-            window = self._samples[self._at : self._at + WINDOW]
+            window = self._samples[self.at : self.at + WINDOW]
             if len(window) < LEAST:
                 return None
             whole = np.pad(window, (0, WINDOW - len(window)))
@@ -147,12 +158,12 @@ class Transcription:
             codes = {each: code for code, each in listener.languages.items()}
             self.language = codes[done.token_ids[0]]
             return []
-        seconds = min(WINDOW, len(self._samples) - self._at) / RATE
+        seconds = min(WINDOW, len(self._samples) - self.at) / RATE
         found, heard = segments_of(done.token_ids, rules.end, rules.times, seconds)
-        begin = self._at / RATE
+        begin = self.at / RATE
         scores = [each.logprob for each in done.logprobs]
         self.window = HeardWindow(begin, sum(scores) / len(scores) if scores else 0.0)
-        self._at += max(LEAST, round(heard * RATE))
+        self.at += max(LEAST, round(heard * RATE))
         self.let_go()
         return [Segment(each.begin + begin, each.end + begin, each.tokens) for each in found]
 
@@ -163,5 +174,5 @@ class Transcription:
             self._listener.engine.let_go(speech)
 
     def _seed(self) -> int:
-        named = f"{self._asked.seed} {self._at}".encode()
+        named = f"{self._asked.seed} {self.at}".encode()
         return int.from_bytes(blake2b(named, digest_size=7).digest())

@@ -9,12 +9,11 @@ from hashlib import sha256
 from io import BytesIO
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from paceline.audio.mel import RATE
-from paceline.audio.read import read_sound
+from paceline.audio.read import LONGEST, TooLong, read_sound
 from paceline.core.types import LogitArray
 from paceline.engine.engine import Event, Prepared
 from paceline.errors import InvalidOption
@@ -112,23 +111,18 @@ def plan_transcript(model: ServedModel, body: TranslationRequest) -> TranscriptP
 
 def _sound(data: bytes, longest: float | None) -> LogitArray:
     try:
-        sound = read_sound(BytesIO(data))
+        sound = read_sound(BytesIO(data), LONGEST if longest is None else longest)
+    except TooLong as error:
+        raise BadRequest(
+            f"file: {error}, or start the server with a larger --max-sound", "file", 413
+        ) from error
     except InvalidOption as error:
         raise BadRequest(f"file: {error}", "file") from error
-    if not np.isfinite(sound).all():
-        raise BadRequest("file: it has samples that are not finite: convert it again", "file")
     if len(sound) < LEAST:
         raise BadRequest(
             f"file: the sound lasts {len(sound) / RATE:g} s: give at least {LEAST / RATE:g} s",
             "file",
             code="audio_too_short",
-        )
-    if longest is not None and len(sound) > longest * RATE:
-        raise BadRequest(
-            f"file: the sound lasts {len(sound) / RATE:.0f} s, and this server takes {longest:g} "
-            "s: cut it, or start the server with a larger --max-sound",
-            "file",
-            413,
         )
     return sound
 

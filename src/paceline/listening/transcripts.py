@@ -1,0 +1,111 @@
+"""Transcripts in files, window by window, so that a run that ended goes on.
+
+A transcript that is not whole is NAME.part: a line that says of what it is, then one a window. Its
+last line is written before the transcript is, which is then whole at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.core.cache import append, open_lines, write_atomically
+from paceline.errors import InvalidOption
+from paceline.listening.captions import ENDS, Caption, whole
+
+_ADVICE = "make room, and the same command goes on"
+
+
+def places_of(files: Iterable[Path], folder: Path, form: str) -> dict[Path, Path]:
+    """Return where each file's transcript is, and make the folder.
+
+    Raises InvalidOption: two would be in the same place, or the folder cannot be made.
+    """
+    places: dict[Path, Path] = {}
+    for file in files:
+        name = "stdin" if str(file) == "-" else file.stem
+        place = folder / f"{name}.{ENDS[form]}"
+        other = next((each for each, known in places.items() if known == place), file)
+        if other != file:
+            raise InvalidOption(f"{other} and {file} would both be {place}: rename one")
+        places[file] = place
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidOption(
+            f"{folder} is no folder for transcripts ({error.strerror}): give another"
+        ) from error
+    return places
+
+
+class Transcript:
+    """A transcript that grows, locked against other runs.
+
+    Attributes:
+        heard: samples of the sound that are written down.
+    """
+
+    def __init__(self, path: Path, form: str, about: Mapping[str, Any]) -> None:
+        """Open what an earlier run has of it, if any.
+
+        Args:
+            path: of the transcript when it is whole.
+            form: one of `listening.captions.FORMATS`.
+            about: what the transcript is a function of, as JSON has it.
+
+        Raises:
+            InvalidOption: it cannot be written, or what is there is of something else.
+        """
+        self._path, self._form = path, form
+        self._part = path.with_name(f"{path.name}.part")
+        self._file, (known, self._captions, self.heard) = open_lines(self._part, self._read)
+        if known is None:
+            self._append(about)
+        elif known != about:
+            self.close()
+            raise InvalidOption(
+                f"{self._part} is of another sound, model or options: delete it, or give another "
+                "folder"
+            )
+
+    def add(self, heard: int, captions: list[Caption]) -> None:
+        """Keep what a window said, up to so many samples; raises InvalidOption as `Transcript`."""
+        self._append({"heard": heard, "captions": captions})
+        self._captions += captions
+        self.heard = heard
+
+    def finish(self) -> None:
+        """Write the transcript as it is asked for."""
+        try:
+            write_atomically(self._path, whole(self._form, self._captions))
+        except OSError as error:
+            raise self._unwritten(error) from error
+        self.close()
+        self._part.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let other runs have it, as far as it is."""
+        self._file.close()
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        try:
+            append(self._file, json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            self.close()
+            raise self._unwritten(error) from error
+
+    def _unwritten(self, error: OSError) -> InvalidOption:
+        return InvalidOption(f"{self._path} cannot be written ({error.strerror}): {_ADVICE}")
+
+    def _read(self, lines: list[bytes]) -> tuple[Any, list[Caption], int]:
+        # What it is about, None in a new file; what was said; samples that were heard.
+        try:
+            about, *windows = [json.loads(line) for line in lines] or [None]
+            said = [Caption(*each) for window in windows for each in window["captions"]]
+            return about, said, int(windows[-1]["heard"]) if windows else 0
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidOption(
+                f"{self._part} holds something else than a transcript: delete it"
+            ) from error

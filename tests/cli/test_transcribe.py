@@ -1,0 +1,228 @@
+"""`paceline transcribe` on a tiny Whisper: one sound, many, and going on."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import wave
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from tests.helpers.tiny_model import save_gguf, tiny_config
+from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+from paceline.audio.mel import RATE
+from paceline.cli.app import run
+from paceline.core.cache import open_lines
+from paceline.listening import transcripts
+from paceline.listening.windows import Listener, Transcription
+
+MARKS = ("endoftext", "startoftranscript", "en", "translate", "transcribe", "notimestamps")
+WORDS = 40
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whisper")
+    torch.manual_seed(5)
+    small = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 64}
+    for side in ("encoder", "decoder"):
+        small |= {f"{side}_attention_heads": 2, f"{side}_ffn_dim": 96}
+    ids = {"pad_token_id": 0, "bos_token_id": WORDS, "eos_token_id": WORDS}
+    more = {"decoder_start_token_id": WORDS + 1, "init_std": 0.3, "max_target_positions": 32}
+    config: Any = WhisperConfig(
+        **small, **ids, **more, suppress_tokens=None, begin_suppress_tokens=None
+    )
+    WhisperForConditionalGeneration(config).save_pretrained(path)
+    words = {f"w{i}": i for i in range(WORDS)}
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    core.add_special_tokens([f"<|{each}|>" for each in MARKS])
+    core.add_tokens([f"<|{0.02 * i:.2f}|>" for i in range(64 - WORDS - len(MARKS))])
+    core.save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture
+def command(model: Path, tmp_path: Path) -> list[str]:
+    return ["transcribe", "--model", str(model), "--threads", "2", "--out", str(tmp_path / "out")]
+
+
+def sound(path: Path, seed: int = 0, seconds: float = 1.0) -> str:
+    samples = np.random.default_rng(seed).normal(size=round(seconds * RATE)) * 3000
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, RATE, 0, "NONE", ""))
+        file.writeframes(samples.astype("<i2").tobytes())
+    return str(path)
+
+
+@pytest.fixture
+def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], None]], None]:
+    """Do something as a window is told, counted from one."""
+
+    def plan(windows: int, act: Callable[[], None]) -> None:
+        whole, count = Listener.windows, 0
+
+        def some(*args: Any) -> Iterator[Any]:
+            nonlocal count
+            for each in whole(*args):
+                count += 1
+                if count == windows:
+                    act()
+                yield each
+
+        monkeypatch.setattr(Listener, "windows", some)
+
+    return plan
+
+
+def test_each_format_says_the_same(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = sound(tmp_path / "talk.wav"), tmp_path / "out"
+    for form, end in (("text", "txt"), ("srt", "srt"), ("vtt", "vtt"), ("json", "jsonl")):
+        assert run([*command[:-2], path, "--format", form]) == 0
+        printed = capsys.readouterr().out
+        assert run([*command, path, "--format", form]) == 0
+        assert (out / f"talk.{end}").read_text() == printed
+        assert "1 of 1 written down, 0 with an error, 0 before; 1 s of" in capsys.readouterr().err
+    lines = [json.loads(line) for line in (out / "talk.jsonl").read_text().splitlines()]
+    assert "\n".join(line["text"] for line in lines) == (out / "talk.txt").read_text().strip()
+    assert sorted(each.name for each in out.iterdir()) == [
+        f"talk.{end}" for end in ("jsonl", "srt", "txt", "vtt")
+    ]
+
+
+def test_a_bad_file_does_not_lose_the_others(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [sound(tmp_path / f"{n}.wav", n) for n in range(3)]
+    (tmp_path / "1.wav").write_bytes(b"RIFF")
+    assert run([*command, *files]) == 1
+    said = capsys.readouterr().err
+    assert f"error: {tmp_path / '1.wav'} cannot be read" in said
+    assert "2 of 3 written down, 1 with an error, 0 before" in said
+    assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["0.txt", "2.txt"]
+    # What is there is kept, and the model is not even loaded.
+    (tmp_path / "out" / "0.txt").write_text("mine")
+    assert run([*command, *files]) == 1
+    assert "0 of 1 written down, 1 with an error, 2 before" in capsys.readouterr().err
+    assert (tmp_path / "out" / "0.txt").read_text() == "mine"
+    sound(tmp_path / "1.wav", 1)
+    assert run([*command, *files]) == 0
+    assert run([*command[:1], files[1], "--model", "none", *command[3:]]) == 0
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "error"])
+def test_the_same_command_goes_on(
+    command: list[str],
+    tmp_path: Path,
+    after: Callable[[int, Callable[[], None]], None],
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, out = sound(tmp_path / "talk.wav", seconds=64), tmp_path / "out"
+    assert run([*command[:-1], str(tmp_path / "whole"), path]) == 0
+    whole = (tmp_path / "whole" / "talk.txt").read_text()
+
+    def act() -> None:
+        if how == "Ctrl-C":
+            signal.raise_signal(signal.SIGINT)
+        else:
+            raise MemoryError
+
+    after(*((2, act) if how == "Ctrl-C" else (3, act)))
+    assert run([*command, path]) == (130 if how == "Ctrl-C" else 2)
+    monkeypatch.undo()
+    part = out / "talk.txt.part"
+    assert len(part.read_text().splitlines()) == 3
+    with part.open("a") as file:
+        file.write('{"heard": 99')  # a line that was not finished
+    heard, kept = [], Listener.windows
+
+    def watched(own: Listener, transcript: Transcription) -> Any:
+        heard.append(transcript.at)
+        return kept(own, transcript)
+
+    monkeypatch.setattr(Listener, "windows", watched)
+    assert run([*command, path]) == 0
+    assert heard[0] > 0
+    assert (out / "talk.txt").read_text() == whole
+    assert not part.exists()
+
+
+def test_what_is_of_something_else_is_left_as_it_is(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = sound(tmp_path / "talk.wav"), tmp_path / "out"
+    part = out / "talk.txt.part"
+    out.mkdir()
+    for content in (
+        '{"sound": "another"}\n',
+        "[1, 2]\n3\n",
+        "notes of mine\n",
+        '{}\n{"heard": 1}\n',
+    ):
+        part.write_text(content)
+        assert run([*command, path]) == 2
+        assert "talk.txt.part" in capsys.readouterr().err
+        assert part.read_text() == content
+    part.unlink()
+    file, _ = open_lines(part, lambda lines: lines)
+    assert run([*command, path]) == 2
+    assert "another run" in capsys.readouterr().err
+    file.close()
+    part.unlink()
+    assert run([*command, path]) == 0
+
+
+def test_a_full_disk_loses_nothing(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = sound(tmp_path / "talk.wav")
+    for name in ("append", "write_atomically"):
+        with monkeypatch.context() as patch:
+            patch.setattr(transcripts, name, full)
+            assert run([*command, path]) == 2
+        assert "talk.txt cannot be written (No space" in capsys.readouterr().err
+    assert run([*command, path]) == 0
+
+
+def test_what_cannot_be_done_is_refused(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = sound(tmp_path / "talk.wav")
+    (tmp_path / "talk.flac").write_bytes(b"")
+    cases = {
+        "several files are several transcripts": [*command[:-2], path, path],
+        "would both be": [*command, path, str(tmp_path / "talk.flac")],
+        "is no folder for transcripts": [*command[:-1], path, path],
+        "--format doc is unknown": [*command, path, "--format", "doc"],
+        "hears English alone": [*command, path, "--language", "xx"],
+        "is empty": [*command, str(tmp_path / "talk.flac")],
+    }
+    for said, asked in cases.items():
+        assert run(asked) == 2
+        assert said in capsys.readouterr().err
+    tiny = save_gguf(tmp_path / "tiny.gguf", tiny_config())
+    assert run([*command, path, "--model", str(tiny)]) == 2
+    assert "hears nothing" in capsys.readouterr().err
+
+
+def test_standard_input_has_a_name(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = Path(sound(tmp_path / "talk.wav")).read_bytes()
+    assert run([*command, str(tmp_path / "talk.wav")]) == 0
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert run([*command, "-"]) == 0
+    out = tmp_path / "out"
+    assert (out / "stdin.txt").read_text() == (out / "talk.txt").read_text()
