@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from safetensors.numpy import save_file
 from tests.helpers.tiny_model import save_gguf, tiny_config
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
+from paceline.audio import silence
 from paceline.audio.mel import RATE
 from paceline.cli.app import run
 from paceline.core.cache import open_lines
@@ -226,3 +228,31 @@ def test_standard_input_has_a_name(
     assert run([*command, "-"]) == 0
     out = tmp_path / "out"
     assert (out / "stdin.txt").read_text() == (out / "talk.txt").read_text()
+
+
+def test_silence_is_skipped(command: list[str], tmp_path: Path, capsys: Any) -> None:
+    # Speech, to this network, is all whose bias says so; what is loud makes it sure of none.
+    path, files = sound(tmp_path / "talk.wav"), {}
+    for name, bias in (("never", -50.0), ("always", 50.0)):
+        files[name] = tmp_path / f"{name}.safetensors"
+        shapes: dict[str, tuple[int, ...]] = dict(silence._SHAPES)
+        shapes |= {
+            each.replace("weight", "bias"): shape[:1]
+            for each, shape in silence._SHAPES.items()
+            if not each.startswith("stft")
+        }
+        tensors = {each: np.zeros(shape, np.float32) for each, shape in shapes.items()}
+        tensors["final_conv.bias"][:] = bias
+        save_file(tensors, files[name])
+    said = []
+    for asked in (["--no-silence"], *(["--silence", str(each)] for each in files.values())):
+        assert run([*command[:-2], path, *asked]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[2] != ""
+    assert said[1] == ""
+    assert run([*command, path, "--silence", str(files["never"])]) == 0
+    assert (tmp_path / "out" / "talk.txt").read_text() == ""
+    assert run([*command, path, "--silence", str(files["never"]), "--no-silence"]) == 2
+    assert "contradict" in capsys.readouterr().err
+    (tmp_path / "out" / "talk.txt").unlink()
+    assert run([*command, path, "--silence", path]) == 2

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.core.types import LogitArray
     from paceline.listening.windows import Listening
 
+_SILENCE = "Weights of Silero VAD; else those of the package silero-vad, if it is installed."
 _FILES = "WAV; flac, ogg, mp3, opus by the extra audio; m4a, mp4, webm by av; - is standard input."
 
 
@@ -35,6 +37,8 @@ def transcribe(
     translate: Annotated[bool, "To English."] = False,
     form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS)}.")] = "text",
     out: Annotated[Path | None, typer.Option(help="Folder; what it has is kept.")] = None,
+    silence: Annotated[Path | None, typer.Option(help=_SILENCE)] = None,
+    no_silence: Annotated[bool, typer.Option("--no-silence", help="Hear silence, too.")] = False,
 ) -> None:
     """Write down speech, as it becomes final.
 
@@ -42,19 +46,23 @@ def transcribe(
     command goes on. The exit code is 1 if some of several files were not written down.
     """
     from paceline.audio.read import read_sound
+    from paceline.audio.silence import silero_file
     from paceline.listening.transcripts import places_of
     from paceline.listening.windows import Listening
 
     if form not in FORMATS:
         raise InvalidOption(f"--format {form} is unknown: use {', '.join(FORMATS)}")
-    wanted = Listening(language, translate)
+    if silence is not None and no_silence:
+        raise InvalidOption("--silence and --no-silence contradict each other: give one")
+    finds = None if no_silence else silence or silero_file()
+    load = partial(_Writer, asked, Listening(language, translate), finds)
     if out is not None:
-        _Folder(asked, wanted, form, out).fill(places_of(files, out, form))
+        _Folder(load, form, out).fill(places_of(files, out, form))
         return
     if len(files) > 1:
         raise InvalidOption("several files are several transcripts: give a folder with --out")
     sound = read_sound(files[0])  # before the model, which takes longer
-    writer, number = _Writer(asked, wanted), 0
+    writer, number = load(), 0
     write(HEADS.get(form, ""))
     for _, captions in writer.windows(sound, 0):
         for each in captions:
@@ -65,8 +73,8 @@ def transcribe(
 class _Folder:
     # Transcripts of files. An error of one of several does not lose the others.
 
-    def __init__(self, asked: Options, wanted: Listening, form: str, out: Path) -> None:
-        self._asked, self._wanted, self._form, self._out = asked, wanted, form, out
+    def __init__(self, load: Callable[[], _Writer], form: str, out: Path) -> None:
+        self._load, self._form, self._out = load, form, out
         self._alone = False
         self._done = self._failed = 0
         self._seconds = 0.0  # of sound
@@ -78,7 +86,7 @@ class _Folder:
         figures = "{task.completed:.0f}/{task.total:.0f} s"
         with progress_bar(figures) as bar, interruptible() as stop:
             for file, sound in self._sounds(left, stop):
-                writer = writer or _Writer(self._asked, self._wanted)
+                writer = writer or self._load()
                 task = bar.add_task(file.name, total=len(sound) / RATE)
                 try:
                     for at in self._keep(places[file], sound, writer):
@@ -131,9 +139,11 @@ class _Folder:
 class _Writer:
     # A model, and how it is to write sounds down.
 
-    def __init__(self, asked: Options, wanted: Listening) -> None:
+    def __init__(self, asked: Options, wanted: Listening, finds: Path | None) -> None:
+        from paceline.audio.silence import SpeechFinder
         from paceline.listening.windows import Listener
 
+        self._finder = None if finds is None else SpeechFinder(finds)
         with telling(asked.model):
             engine, source = o.load(replace(asked, drafter="none"))
         if source.config.encoder is None:
@@ -141,13 +151,20 @@ class _Writer:
         self._listener, self._wanted = Listener(engine), wanted
         self._listener.begin(np.zeros(0, np.float32), wanted)  # can it?
         self._decode, self._model = engine.tokenizer.decode, source.fingerprint
+        self._silence = None if finds is None else hashlib.sha256(finds.read_bytes()).hexdigest()
 
     def about(self, sound: LogitArray) -> dict[str, Any]:
         # What a transcript is a function of.
         digest = hashlib.sha256(sound.tobytes()).hexdigest()
-        return {"sound": digest, "model": self._model, **asdict(self._wanted)}
+        return {
+            "sound": digest,
+            "model": self._model,
+            "silence": self._silence,
+            **asdict(self._wanted),
+        }
 
     def windows(self, sound: LogitArray, begin: int) -> Iterator[tuple[int, list[Caption]]]:
-        transcript = self._listener.begin(sound, self._wanted, begin)
+        spoken = None if self._finder is None else self._finder.speech(sound)
+        transcript = self._listener.begin(sound, self._wanted, begin, spoken)
         for heard, found in self._listener.windows(transcript):
             yield heard, [Caption(at, to, self._decode(said).strip()) for at, to, said in found]

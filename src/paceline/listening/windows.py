@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.audio.mel import RATE, WINDOW, log_mel
+from paceline.audio.silence import begin_of_speech
 from paceline.core.target import Listens
-from paceline.core.types import LogitArray, SamplingParams
+from paceline.core.types import BoolArray, LogitArray, SamplingParams
 from paceline.engine.engine import Completion, Engine, Prepared
 from paceline.engine.hearing import Speech
 from paceline.errors import InvalidOption
@@ -92,16 +93,26 @@ class Listener:
         finally:
             transcript.let_go()
 
-    def begin(self, sound: LogitArray, asked: Listening, at: int = 0) -> Transcription:
+    def begin(
+        self,
+        sound: LogitArray,
+        asked: Listening,
+        at: int = 0,
+        spoken: BoolArray | None = None,
+    ) -> Transcription:
         """Begin a transcript; raises InvalidOption for what the model does not know.
 
-        `at` is a sample where a window of another run has ended.
+        Args:
+            sound: float32 `[n]` at `RATE`.
+            asked: how to write it down.
+            at: sample where a window of another run has ended.
+            spoken: whether there is speech, for each `CHUNK`: windows begin where there is.
         """
         if not self.languages and (asked.language not in ("en", None) or asked.translate):
             raise InvalidOption("this model hears English alone: choose a multilingual one")
         if self.languages and asked.language not in (*self.languages, None):
             raise InvalidOption(f"language {asked.language!r} is unknown: give a code such as en")
-        return Transcription(self, sound, asked, at)
+        return Transcription(self, sound, asked, at, spoken)
 
 
 class Transcription:
@@ -116,12 +127,17 @@ class Transcription:
     """
 
     def __init__(
-        self, listener: Listener, sound: LogitArray, asked: Listening, at: int = 0
+        self,
+        listener: Listener,
+        sound: LogitArray,
+        asked: Listening,
+        at: int = 0,
+        spoken: BoolArray | None = None,
     ) -> None:
         self._listener, self._samples, self._asked = listener, sound, asked
         self.language = asked.language if listener.languages else "en"
         self.window = HeardWindow()
-        self.at = at
+        self.at, self._spoken = at, spoken
         self._speech: Speech | None = None  # the window that is heard now
         known, rules = listener.ids, listener.rules
         context = listener.engine.decoder.target.capabilities.max_context
@@ -133,6 +149,9 @@ class Transcription:
         """Return the text to decode next; None at the end. Takes its time, on any thread."""
         engine, listener, asked = self._listener.engine, self._listener, self._asked
         if self._speech is None:
+            if self._spoken is not None:
+                begin = begin_of_speech(self._spoken, self.at)
+                self.at = len(self._samples) if begin is None else begin
             window = self._samples[self.at : self.at + WINDOW]
             if len(window) < LEAST:
                 return None

@@ -1,0 +1,151 @@
+"""Where speech is, by the network of Silero VAD (Silero Team 2024), to the same bits everywhere.
+
+Its weights are a file of 15 tensors. Products add whole numbers, which float64 does not round: rows
+are cut to 22 bits below their largest number, weights to as many as there is room for. All else is
+elementwise.
+"""
+
+from __future__ import annotations
+
+import math
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.audio.mel import RATE
+from paceline.core.types import BoolArray, LogitArray
+from paceline.errors import ModelError
+from paceline.models.safetensors import SafetensorsFiles
+
+CHUNK = 512
+"""Samples that have one probability."""
+
+_Floats = npt.NDArray[np.float64]
+
+_CONTEXT, _FRAME, _STEP, _BINS, _WIDE = 64, 256, 128, 129, 128
+_BITS = 22
+_PIECE = 2048  # chunks that are convolved at once
+_SURE, _STILL = 0.5, 0.35  # probabilities that begin speech, and that go on with it
+_LEAD = RATE // 5  # samples before speech, which belong to it
+
+_SHAPES = {
+    "stft_conv.weight": (2 * _BINS, 1, _FRAME),
+    "conv1.weight": (128, _BINS, 3),
+    "conv2.weight": (64, 128, 3),
+    "conv3.weight": (64, 64, 3),
+    "conv4.weight": (_WIDE, 64, 3),
+    "lstm_cell.weight_ih": (4 * _WIDE, _WIDE),
+    "lstm_cell.weight_hh": (4 * _WIDE, _WIDE),
+    "final_conv.weight": (1, _WIDE, 1),
+}
+_STRIDES = (1, 2, 2, 1)  # of the convolutions
+
+
+def silero_file() -> Path | None:
+    """Return the weights in the package silero-vad, which is not imported; None without it."""
+    found = find_spec("silero_vad")
+    if found is None or found.origin is None:
+        return None
+    path = Path(found.origin).parent / "data" / "silero_vad_16k.safetensors"
+    return path if path.is_file() else None
+
+
+class SpeechFinder:
+    """Finds speech in sound at `RATE`."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the weights; raises ModelError if the file cannot be read, or is of another net."""
+        files = SafetensorsFiles(path)
+        self._tables: dict[str, _Table] = {}
+        for name, shape in _SHAPES.items():
+            bias, plain = name.replace("weight", "bias"), name.startswith("stft")
+            parts = {name: shape} if plain else {name: shape, bias: shape[:1]}
+            for part, own in parts.items():
+                if part not in files or files.shape(part) != own:
+                    raise ModelError(
+                        f"{path} has no {part} of Silero VAD for 16 kHz: give "
+                        "silero_vad_16k.safetensors of the package silero-vad"
+                    )
+            self._tables[name] = _Table(files.read(name), None if plain else files.read(bias))
+
+    def speech(self, sound: LogitArray) -> BoolArray:
+        """Return for each `CHUNK` of a sound `[n]` whether there is speech in it."""
+        found = np.zeros(-(-len(sound) // CHUNK), np.bool_)
+        said = False
+        for at, each in enumerate(self.probabilities(sound)):
+            said = bool(each >= (_STILL if said else _SURE))
+            found[at] = said
+        return found
+
+    def probabilities(self, sound: LogitArray) -> _Floats:
+        """Return those of speech in each `CHUNK` of a sound `[n]`; behind its end it is silent."""
+        count = -(-len(sound) // CHUNK)
+        if not count:
+            return np.zeros(0)
+        padded = np.pad(sound, (_CONTEXT, count * CHUNK - len(sound))).astype(np.float64)
+        chunks = np.lib.stride_tricks.sliding_window_view(padded, _CONTEXT + CHUNK)[::CHUNK]
+        hidden, cell, out = np.zeros(_WIDE), np.zeros(_WIDE), np.empty((count, _WIDE))
+        again = self._tables["lstm_cell.weight_hh"]
+        for begin in range(0, count, _PIECE):
+            inputs = self._inputs(chunks[begin : begin + _PIECE])
+            for at, own in enumerate(inputs, begin):
+                gates = own + again.of(hidden)
+                gates[2 * _WIDE : 3 * _WIDE] *= 2
+                parts = _sigmoid(gates).reshape(4, _WIDE)
+                cell = parts[1] * cell + parts[0] * (2 * parts[2] - 1)
+                hidden = parts[3] * (2 * _sigmoid(2 * cell) - 1)
+                out[at] = hidden
+        return _sigmoid(self._tables["final_conv.weight"].of(np.maximum(out, 0)))[:, 0]
+
+    def _inputs(self, chunks: _Floats) -> _Floats:
+        # What the recurrent layer reads of chunks [n, samples].
+        whole = np.concatenate([chunks, chunks[:, -2 : -_CONTEXT - 2 : -1]], axis=1)
+        frames = np.lib.stride_tricks.sliding_window_view(whole, _FRAME, axis=1)[:, ::_STEP]
+        waves = self._tables["stft_conv.weight"].of(frames)
+        rows = np.sqrt(waves[..., :_BINS] ** 2 + waves[..., _BINS:] ** 2)
+        for number, stride in enumerate(_STRIDES, 1):
+            around = np.pad(rows, ((0, 0), (1, 1), (0, 0)))
+            taps = [around[:, tap : tap + rows.shape[1] : stride] for tap in range(3)]
+            made = self._tables[f"conv{number}.weight"].of(np.concatenate(taps, axis=2))
+            rows = np.maximum(made, 0)
+        return self._tables["lstm_cell.weight_ih"].of(rows[:, 0])
+
+
+def begin_of_speech(speech: BoolArray, at: int) -> int | None:
+    """Return the sample from which on to hear, at or behind another; None if no speech follows."""
+    first = at // CHUNK
+    found = np.flatnonzero(speech[first:])
+    return max(at, int(first + found[0]) * CHUNK - _LEAD) if len(found) else None
+
+
+class _Table:
+    # Weights [outputs, inputs], or of taps [outputs, inputs, taps], as whole numbers, for products
+    # without rounding; and the bias.
+
+    def __init__(self, weights: LogitArray, bias: LogitArray | None) -> None:
+        wide: _Floats = weights.astype(np.float64)
+        wide = np.moveaxis(wide, 2, 1).reshape(len(wide), -1) if wide.ndim == 3 else wide
+        most = float(np.abs(wide).sum(axis=1).max())
+        self._bits = 52 - _BITS - math.frexp(most)[1]
+        self._whole = np.rint(np.ldexp(wide, self._bits)).T
+        self._bias = 0 if bias is None else bias.astype(np.float64)
+
+    def of(self, rows: _Floats) -> _Floats:
+        _, size = np.frexp(np.abs(rows).max(axis=-1, keepdims=True))
+        cut = np.rint(np.ldexp(rows, _BITS - size))
+        made: _Floats = np.ldexp(cut @ self._whole, size - _BITS - self._bits)
+        return made + self._bias
+
+
+def _sigmoid(x: _Floats) -> _Floats:
+    # By the series of the exponential of a sixteenth of what powers of two leave.
+    x = -np.clip(x, -40, 40)
+    whole = np.rint(x / math.log(2))
+    rest, power = (x - whole * math.log(2)) / 16, np.zeros_like(x)
+    for k in range(7, -1, -1):
+        power = power * rest + 1 / math.factorial(k)
+    for _ in range(4):
+        power *= power
+    return 1 / (1 + np.ldexp(power, whole.astype(np.int32)))
