@@ -57,9 +57,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 73_814,
+    "lines": 74_615,
     "lines of methods": 11_243,
-    "modules": 452,
+    "modules": 457,
     "docstrings": 0.14,
     "loose": 6,
 }

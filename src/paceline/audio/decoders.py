@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from itertools import chain
 from typing import Any, BinaryIO
 
@@ -27,14 +26,11 @@ def coded_sound(file: BinaryIO, name: str, why: str) -> Sound:
         InvalidOption: no package that is installed reads it.
     """
     for package, read in (("soundfile", _by_soundfile), ("av", _by_av)):
-        try:
-            library = import_module(package)
-        except (ImportError, OSError):  # soundfile's own library may be missing
-            why += f"; {package} is not installed"
-            continue
         file.seek(0)
         try:
-            return read(library, file, name)
+            return read(file, name)
+        except ImportError:
+            why += f"; {package} is not installed"
         except Exception as error:  # each library has errors of its own
             why += f"; {package} says: {str(error).strip()}"
     raise InvalidOption(
@@ -43,16 +39,20 @@ def coded_sound(file: BinaryIO, name: str, why: str) -> Sound:
     )
 
 
-def _by_soundfile(library: Any, file: BinaryIO, name: str) -> Sound:
-    opened = library.SoundFile(file)
+def _by_soundfile(file: BinaryIO, name: str) -> Sound:
+    import soundfile
+
+    opened = soundfile.SoundFile(file)
     blocks = opened.blocks(_BLOCK, dtype="float32", always_2d=True)
     return Sound(opened.samplerate, _guarded(blocks, name))
 
 
-def _by_av(library: Any, file: BinaryIO, name: str) -> Sound:
-    container = library.open(file)
+def _by_av(file: BinaryIO, name: str) -> Sound:
+    import av
+
+    container = av.open(file)
     stream = container.streams.audio[0]
-    planes = library.AudioResampler(format="fltp")
+    planes = av.AudioResampler(format="fltp")
 
     def blocks() -> Iterator[Samples]:
         for frame in chain(container.decode(stream), [None]):

@@ -119,9 +119,9 @@ class _Folder:
 
     def _keep(self, place: Path, sound: LogitArray, writer: _Writer) -> Iterator[int]:
         # Yields samples that are heard.
-        from paceline.listening.transcripts import Transcript
+        from paceline.listening.transcripts import KeptTranscript
 
-        with closing(Transcript(place, self._form, writer.about(sound))) as transcript:
+        with closing(KeptTranscript(place, self._form, writer.about(sound))) as transcript:
             for at, captions in writer.windows(sound, transcript.heard):
                 self._seconds += (at - transcript.heard) / RATE
                 transcript.add(at, captions)

@@ -40,7 +40,7 @@ def places_of(files: Iterable[Path], folder: Path, form: str) -> dict[Path, Path
     return places
 
 
-class Transcript:
+class KeptTranscript:
     """A transcript that grows, locked against other runs.
 
     Attributes:
@@ -71,7 +71,7 @@ class Transcript:
             )
 
     def add(self, heard: int, captions: list[Caption]) -> None:
-        """Keep what a window said, up to so many samples; raises InvalidOption as `Transcript`."""
+        """Keep what a window said, up to so many samples; raises InvalidOption as at first."""
         self._append({"heard": heard, "captions": captions})
         self._captions += captions
         self.heard = heard
