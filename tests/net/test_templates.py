@@ -85,3 +85,37 @@ def test_words_between_reasoning_and_a_call_have_a_channel_of_their_own() -> Non
     assert glue not in tokenizer.decode(told(taken, tool_calls=calls), skip_special=False)
     with pytest.raises(PromptError, match="both"):
         told(one.replace("<|channel|>", ""), tool_calls=calls)
+
+
+@pytest.mark.parametrize(
+    ("ids", "results", "expected"),
+    [
+        ("ab", "ab", "f: 0; g: 1; "),
+        ("ab", "ba", "f: 1; g: 0; "),
+        ("aa", "aa", "f: 0; g: 1; "),
+        ("ab", "b", "f: g: 0; "),
+        ("ab", "xyz", "f: 0; g: 1; 2; "),
+        ("abc", "cab", "f: 1; g: 2; h: 0; "),
+    ],
+)
+def test_every_call_of_a_message_in_channels_is_shown(
+    ids: str, results: str, expected: str
+) -> None:
+    """Also where the template shows the first alone, as the control does."""
+    shown = (
+        "{% for m in messages %}{% if m.tool_calls %}{{ m.content }}{{ m.tool_calls[0].function"
+        ".name }}: {% elif m.role == 'tool' %}{{ m.content }}; {% endif %}{% endfor %}"
+    )
+    calls = [
+        {"id": each, "type": "function", "function": {"name": "fgh"[n], "arguments": "{}"}}
+        for n, each in enumerate(ids)
+    ]
+    told = [{"role": "assistant", "content": "I say: ", "tool_calls": calls}] + [
+        {"role": "tool", "content": str(n), "tool_call_id": each} for n, each in enumerate(results)
+    ]
+    for template, text in (
+        ("{# <|channel|> #}" + shown, "I say: " + expected),
+        (shown, "I say: f: " + "".join(f"{n}; " for n in range(len(results)))),
+    ):
+        tokenizer = tokenizer_of(template)
+        assert tokenizer.decode(tokenizer.chat(told)) == text

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, SupportsIndex, cast
@@ -51,6 +52,7 @@ _THINK = (
 )
 # Of gpt-oss: what its templates have, and what stands between reasoning and words before a call.
 _CHANNEL = "<|channel|>"
+_SILENT = {"content": "", "thinking": "", "reasoning_content": ""}
 _PREAMBLE = "<|end|><|start|>assistant<|channel|>commentary<|message|>"
 _VEILS = 0x20000  # characters that stand for others: letters that are shown as they are
 _UNSEEN = 0  # who wrote strings in what is not looked into
@@ -329,6 +331,33 @@ def recalled(content: Any, tags: tuple[str, str], mark: bytes = OWN) -> Any:
         if at >= begin:
             marks[at : at + len(tag)] = mark * len(tag)
     return Traced(content, bytes(marks))
+
+
+def one_call_each(messages: Sequence[dict[str, Any]], source: str) -> list[dict[str, Any]]:
+    """Give calls messages of their own, each with its result behind it, as gpt-oss writes them.
+
+    Its template shows the first call of a message alone; of another `source` nothing changes.
+    """
+    out: list[dict[str, Any]] = []
+    rest = deque(messages)
+    while rest:
+        each = rest.popleft()
+        calls = each.get("tool_calls")
+        if _CHANNEL not in source or not isinstance(calls, list) or len(calls) < 2:
+            out.append(each)
+            continue
+        results = []
+        while rest and rest[0].get("role") == "tool":
+            results.append(rest.popleft())
+        # By ids, where these are those of the calls; else in order.
+        places = {call.get("id"): n for n, call in enumerate(calls) if isinstance(call, Mapping)}
+        named = [places.get(result.get("tool_call_id")) for result in results]
+        if len(places) < len(calls) or None in named:
+            named = [min(n, len(calls) - 1) for n in range(len(results))]
+        for n, call in enumerate(calls):
+            out.append({**(each if not n else {**each, **_SILENT}), "tool_calls": [call]})
+            out += [result for result, place in zip(results, named, strict=True) if place == n]
+    return out
 
 
 def with_preambles(messages: Sequence[dict[str, Any]], source: str) -> list[dict[str, Any]] | None:

@@ -337,7 +337,7 @@ class Tokenizer:
         tags = written.reasoning_tags(source)
 
         def render(messages: list[dict[str, Any]]) -> tuple[str, bytes]:
-            given = _traced(messages, tags, goes_on)
+            given = written.one_call_each(_traced(messages, tags, goes_on), source)
             try:
                 return self._render(source, given, values)
             except PromptError:
