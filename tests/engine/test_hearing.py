@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.tiny_whisper import sound
-from tests.listening.test_windows import engine
+from tests.helpers.tiny_whisper import WhisperWeights, sound, tiny_whisper
+from tests.listening.test_windows import END, engine, words
 
 from paceline.core.target import Rows
 from paceline.core.types import SamplingParams
+from paceline.drafters.base import NoDrafter
 from paceline.engine import hearing
 from paceline.engine.engine import Engine, Event
 from paceline.engine.hearing import Speech
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, OutOfMemory, PromptError, RequestFailed
+from paceline.policy.controller import Fixed
 from paceline.runtimes.cpu import encoder
+from paceline.runtimes.cpu.target import CpuTarget
+from paceline.verifiers.matching import Coupled
 
 LONG = SamplingParams(temperature=1.0, seed=4, max_new_tokens=30, ignore_eos=True)
+
+
+def of_room(kv_tokens: int) -> Engine:
+    """An engine of longer texts, whose cache holds so many tokens."""
+    config = tiny_whisper(encoder_layers=1, max_target_positions=128)
+    target = CpuTarget(config, WhisperWeights(config), "fp32", kv_tokens=kv_tokens, threads=2)
+    parts = target, NoDrafter(), Coupled(), Fixed(6, 4), StopRules((END,), 128)
+    return Engine(AutoregressiveDecoder(*parts), words())
 
 
 def pool(of: Engine) -> Any:
@@ -104,6 +119,25 @@ def test_a_sound_is_freed_in_the_midst(held: bool, monkeypatch: pytest.MonkeyPat
     other = Speech(sound(1))
     assert own.generate([41, 42], LONG, speech=other).token_ids
     own.let_go(other)
+    assert pool(own).free == pool(own).blocks
+
+
+def test_a_preempted_text_goes_on_over_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hearing, "SLOWER", 1e9)
+    longer = replace(LONG, max_new_tokens=80)
+    calm, own = of_room(1024), of_room(192)  # the beginnings of three, and not their ends
+    alone = []
+    for seed in range(3):
+        speech = Speech(sound(seed))
+        alone.append(calm.generate([41, 42], longer, speech=speech).token_ids)
+    sounds = [Speech(sound(seed)) for seed in range(3)]
+    asked = [own.add([41, 42], longer, speech=each) for each in sounds]
+    for each in sounds:
+        own.let_go(each)  # which waits for its request
+    done = finish(own, 3)
+    assert own.scheduler.preemptions
+    found = [done[each].completion for each in asked]
+    assert [each.token_ids for each in found if each is not None] == alone
     assert pool(own).free == pool(own).blocks
 
 

@@ -67,3 +67,18 @@ def test_prompt_tokens_are_limited() -> None:
 def test_what_never_fits_is_not_asked_to_wait() -> None:
     with pytest.raises(InvalidOption, match="2 or fewer"):
         opened().enter().hold(9, 0)
+
+
+def test_sound_is_counted_beside_sequences() -> None:
+    gate = Gate(4, None, 10.0)
+    gate.closed = None
+    first, second = gate.enter(), gate.enter()
+    first.hold(1, 0, 30.0)  # longer than all of it, when nothing else is there
+    with pytest.raises(Busy, match="30 of 10 seconds of sound"):
+        second.hold(1, 0, 1.0)
+    first.hold(1, 5)  # the sound is held on
+    assert gate.seconds == 30.0
+    first.leave()
+    second.hold(1, 0, 1.0)
+    second.leave()
+    assert (gate.seconds, gate.sequences, gate.tokens) == (0.0, 0, 0)
