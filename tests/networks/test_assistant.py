@@ -424,6 +424,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     sizes = {"vocab_size": 320, "max_position_embeddings": 512}
     original("gemma4", path / "target", vocab_size_per_layer_input=320, **sizes)
     assistant("gemma4", path / "own", vocab_size=320)
+    assistant("gemma4", path / "clusters", vocab_size=320, **CLUSTERED)
     return str(path / "target"), str(path / "own")
 
 
@@ -450,6 +451,9 @@ def test_a_text_is_that_without_drafts(
     assert texts(drafter=f"assistant{options}", draft_model=own, **sizes) == plain
     if runtime == "cpu" and not options:
         assert texts(drafter="auto", draft_model=own, **sizes) == plain
+    if runtime == "cpu":
+        clustered = str(Path(own).with_name("clusters"))
+        assert texts(drafter=f"assistant{options}", draft_model=clustered, **sizes) == plain
 
 
 def test_it_is_told_what_it_is(
