@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.models.test_families import write
+from tests.models.test_families import GROUPED, LATENT, write
+from transformers.modeling_layers import MtpModel
 from transformers.models.qwen3_5 import modeling_qwen3_5 as dense
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as mixed
 
@@ -51,12 +53,17 @@ SIZES: dict[str, Any] = {
 class Judge:
     """The equations of the head over modules of transformers."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, **more: Any) -> None:
         torch.manual_seed(3)
-        config = transformers.AutoConfig.for_model(kind, **SIZES)
-        self.model = transformers.AutoModelForCausalLM.from_config(config).eval()
-        layer = mixed.Qwen3_5MoeDecoderLayer if "moe" in kind else dense.Qwen3_5DecoderLayer
-        self.layer = layer(config, 3).eval()
+        self.config = transformers.AutoConfig.for_model(kind, **{**SIZES, **more})
+        self.model = transformers.AutoModelForCausalLM.from_config(self.config).eval()
+        self.made()
+
+    def made(self) -> None:
+        layer = mixed.Qwen3_5MoeDecoderLayer
+        if self.config.model_type == "qwen3_5_text":
+            layer = dense.Qwen3_5DecoderLayer
+        self.layer = layer(self.config, 3).eval()
         self.fc = torch.nn.Linear(128, 64, bias=False)
         self.norms = {
             name: dense.Qwen3_5RMSNorm(64)
@@ -68,44 +75,157 @@ class Judge:
             for norm in self.norms.values():
                 norm.weight.copy_(0.2 * torch.randn(64))
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Under the names of the checkpoints."""
+        out = {f"mtp.layers.0.{name}": each for name, each in self.layer.state_dict().items()}
+        out["mtp.fc.weight"] = self.fc.weight.data
+        return out | {f"mtp.{name}.weight": each.weight.data for name, each in self.norms.items()}
+
     def save(self, path: Path) -> Path:
         self.model.save_pretrained(path)
         tensors = load_file(path / "model.safetensors")
-        for name, each in self.layer.state_dict().items():
-            tensors[f"mtp.layers.0.{name}"] = each.contiguous()
-        tensors["mtp.fc.weight"] = self.fc.weight.data
-        tensors |= {f"mtp.{name}.weight": each.weight.data for name, each in self.norms.items()}
+        tensors |= {name: each.contiguous() for name, each in self.tensors().items()}
         save_file(tensors, path / "model.safetensors", {"format": "pt"})
         return path
 
+    def rows(self, ids: torch.Tensor, states: torch.Tensor, swapped: bool) -> torch.Tensor:
+        """Return what the layer makes of all rows, before the last norm."""
+        embedded = self.norms["pre_fc_norm_embedding"](self.model.get_input_embeddings()(ids))
+        parts = [embedded, self.norms["pre_fc_norm_hidden"](states)]
+        rows = self.fc(torch.cat(parts[:: -1 if swapped else 1], dim=-1))[None]
+        places = torch.arange(rows.shape[1])[None]
+        count = rows.shape[1]
+        mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
+        turns = self.model.model.rotary_emb(rows, places)
+        made = self.layer(rows, position_embeddings=turns, attention_mask=mask)
+        return (made[0] if isinstance(made, tuple) else made)[0]
+
+    def norm(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norms["norm"](x)
+
     @torch.inference_mode()
-    def drafts(self, tokens: list[int], chain: str = "normed") -> list[Any]:
+    def drafts(
+        self, tokens: list[int], chain: str = "normed", *, swapped: bool = False
+    ) -> list[Any]:
         """Logits by step: of the token after the root, which is the last, and on."""
-        embed = self.model.get_input_embeddings()
         hidden = self.model.model(torch.tensor([tokens])).last_hidden_state[0, :-1]
         ids, states, out = tokens[1:], list(hidden), []
         for _ in range(STEPS):
-            embedded = self.norms["pre_fc_norm_embedding"](embed(torch.tensor(ids)))
-            read = torch.cat(
-                [embedded, self.norms["pre_fc_norm_hidden"](torch.stack(states))], dim=-1
-            )
-            rows = self.fc(read)[None]
-            places = torch.arange(rows.shape[1])[None]
-            count = rows.shape[1]
-            mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
-            turns = self.model.model.rotary_emb(rows, places)
-            made = self.layer(rows, position_embeddings=turns, attention_mask=mask)
-            made = (made[0] if isinstance(made, tuple) else made)[0]
-            normed = self.norms["norm"](made)
+            made = self.rows(torch.tensor(ids), torch.stack(states), swapped)
+            normed = self.norm(made)
             out.append(self.model.lm_head(normed[-1]).numpy())
             states.append((normed if chain == "normed" else made)[-1])
             ids = [*ids, int(out[-1].argmax())]
         return out
 
 
-@pytest.fixture(scope="module", params=["qwen3_5_text", "qwen3_5_moe_text"])
+class Latent(Judge):
+    """Of DeepSeek V3 and GLM 4.7 Flash: the head of transformers itself."""
+
+    def made(self) -> None:
+        self.head = MtpModel(self.model, 1).eval()
+        [self.layer] = self.head.layers
+        self.layer.use_post_norm = False
+        with torch.no_grad():
+            for name, each in [*self.layer.named_parameters(), *self.layer.named_buffers()]:
+                each.copy_(("norm" in name) + 0.15 * torch.randn_like(each))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        layer, out = f"model.layers.{self.config.num_hidden_layers}", {}
+        for name, each in self.layer.state_dict().items():
+            plain = name.removeprefix("mtp_block.").replace("post_norm", "shared_head.norm")
+            out[f"{layer}.{plain}"] = each
+        return out
+
+    def rows(self, ids: torch.Tensor, states: torch.Tensor, swapped: bool) -> torch.Tensor:
+        self.layer.config.mtp_hidden_states_first = swapped
+        places = torch.arange(len(ids))[None]
+        return self.head.forward_layer(0, states[None], places, None, input_ids=ids[None])[0]
+
+    def norm(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer.post_norm(x)
+
+
+class Halves(Judge):
+    """Of Nemotron 3: a model of attention, experts and a norm, over what both norms give."""
+
+    def made(self) -> None:
+        kinds: dict[str, Any] = {"layers_block_type": ["full_attention", "moe"]}
+        kinds["moe_latent_size"] = self.config.moe_latent_size
+        config = transformers.AutoConfig.for_model("nemotron_h", **{**SIZES, **HALVES, **kinds})
+        self.layer = transformers.AutoModel.from_config(config).eval()
+        self.fc = torch.nn.Linear(128, 64, bias=False)
+        self.norms = {
+            name: torch.nn.RMSNorm(64, eps=config.layer_norm_epsilon) for name in ("enorm", "hnorm")
+        }
+        self.last = self.layer.norm_f
+        self.layer.norm_f = torch.nn.Identity()
+        with torch.no_grad():
+            for each in (*self.layer.parameters(), *self.layer.buffers(), self.fc.weight):
+                each.copy_(0.3 * torch.randn_like(each) + (each.ndim == 1))
+            for norm in (*self.norms.values(), self.last):
+                norm.weight.copy_(1 + 0.2 * torch.randn(64))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        found = self.layer.state_dict().items()
+        out = {f"mtp.{name}": each for name, each in found if name.startswith("layers.")}
+        for name in [name for name, each in out.items() if each.ndim == 3]:  # of all experts
+            body, _, part = name.rpartition(".")
+            rows = out.pop(name)
+            out |= {f"{body}.{number}.{part}.weight": each for number, each in enumerate(rows)}
+        out["mtp.layers.0.eh_proj.weight"] = self.fc.weight.data
+        out["mtp.layers.1.final_layernorm.weight"] = self.last.weight.data
+        return out | {
+            f"mtp.layers.0.{name}.weight": each.weight.data for name, each in self.norms.items()
+        }
+
+    def rows(self, ids: torch.Tensor, states: torch.Tensor, swapped: bool) -> torch.Tensor:
+        embedded = self.norms["enorm"](self.model.get_input_embeddings()(ids))
+        parts = [embedded, self.norms["hnorm"](states)]
+        rows = self.fc(torch.cat(parts[:: -1 if swapped else 1], dim=-1))
+        return self.layer(inputs_embeds=rows[None], use_cache=False).last_hidden_state[0]
+
+    def norm(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x)
+
+
+DEEPSEEK = {
+    **LATENT,
+    **GROUPED,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 4,
+    "head_dim": LATENT["qk_rope_head_dim"],
+    "num_mtp_layers": 1,
+    "first_k_dense_replace": 1,
+}
+GLM = {"mlp_layer_types": ["dense", "sparse"], "mtp_mlp_layer_types": ["sparse"]}
+HALVES = {
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "time_step_min": 1e-30,
+    "time_step_floor": 1e-4,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "n_routed_experts": 6,
+    "moe_shared_expert_intermediate_size": 64,
+    "routed_scaling_factor": 2.5,
+}
+JUDGES: dict[str, Callable[[], Judge]] = {
+    "qwen3_5_text": lambda: Judge("qwen3_5_text"),
+    "qwen3_5_moe_text": lambda: Judge("qwen3_5_moe_text"),
+    "deepseek_v3": lambda: Latent("deepseek_v3", **DEEPSEEK),
+    "deepseek_v3-plain": lambda: Latent("deepseek_v3", **DEEPSEEK | {"q_lora_rank": None}),
+    "glm4_moe_lite": lambda: Latent("glm4_moe_lite", **DEEPSEEK, **GLM),
+    "nemotron_h": lambda: Halves("nemotron_h", **HALVES),
+    "nemotron_h-latent": lambda: Halves("nemotron_h", **HALVES, moe_latent_size=32),
+}
+
+
+@pytest.fixture(scope="module", params=JUDGES)
 def judge(request: pytest.FixtureRequest) -> Judge:
-    return Judge(request.param)
+    return JUDGES[request.param]()
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +271,14 @@ def test_another_chain_is_seen(judge: Judge, source: DirectorySource) -> None:
     assert np.abs(right[1] - wrong[1]).max() > 1e-2 * np.abs(right[1]).max()
 
 
-def test_a_gguf_file_may_hold_it(source: DirectorySource, tmp_path: Path) -> None:
+def test_another_order_is_seen(judge: Judge) -> None:
+    """Negative control: the embedding comes first."""
+    right, wrong = judge.drafts(TOKENS), judge.drafts(TOKENS, swapped=True)
+    assert np.abs(right[0] - wrong[0]).max() > 1e-2 * np.abs(right[0]).max()
+
+
+@pytest.mark.parametrize("judge", ["qwen3_5_text", "qwen3_5_moe_text"], indirect=True)
+def test_a_gguf_file_may_hold_it(judge: Judge, source: DirectorySource, tmp_path: Path) -> None:
     """As one block more, which is none of the model's."""
     path = tmp_path / "model.gguf"
     write(path, source.config, source.weights(), "F32", {})
@@ -168,15 +295,17 @@ def test_a_gguf_file_may_hold_it(source: DirectorySource, tmp_path: Path) -> Non
 
 def test_half_a_head_is_refused_and_none_is_none(judge: Judge, tmp_path: Path) -> None:
     judge.save(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    for name, message in (("mtp.layers.0.self_attn.o_proj.weight", "layers.4.o"), ("", "")):
-        left = {key: each for key, each in tensors.items() if key != name}
-        if not name:
-            left = {key: each for key, each in tensors.items() if not key.startswith("mtp.")}
+    tensors, own = load_file(tmp_path / "model.safetensors"), judge.tensors()
+    part = next(name for name in own if name.endswith(("hnorm.weight", "norm_hidden.weight")))
+    layers = judge.config.num_hidden_layers
+    # Halves of Nemotron's layers may be of any kind: these are none of attention and experts.
+    other = {name for name in own if isinstance(judge, Halves) and "o_proj" in name}
+    for gone in ({part}, {*own}, other):
+        left = {name: each for name, each in tensors.items() if name not in gone}
         save_file(left, tmp_path / "model.safetensors", {"format": "pt"})
         source = DirectorySource(tmp_path)
-        if name:
-            with pytest.raises(ModelError, match=message):
+        if len(gone) == 1 and gone != other:
+            with pytest.raises(ModelError, match=f"layers.{layers}.mtp_hidden_norm"):
                 own_head(source.config, source.weights(), "")
-        else:
+        elif gone:
             assert own_head(source.config, source.weights(), "") is None

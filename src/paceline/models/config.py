@@ -58,6 +58,20 @@ class Latents:
     plain: int
     values: int
 
+    def shapes(self, heads: int, width: int) -> dict[str, tuple[int, ...]]:
+        """Return the tensors of a layer with so many heads over rows of `width`, but its norm.
+
+        Those that it has not have a size of 0: queries are made of latents, or of rows.
+        """
+        low, queries = self.query_rank, heads * (self.rotated + self.plain)
+        return {
+            **{"q_a_norm": (low,), "kv_a_norm": (self.rank,), "q_a": (low, width)},
+            **{"q_b": (queries, low), "q": (queries, 0 if low else width)},
+            **{"kv_a": (self.rotated + self.rank, width), "o": (width, heads * self.values)},
+            **{f"heads.{each}.k": (self.rank, self.plain) for each in range(heads)},
+            **{f"heads.{each}.v": (self.values, self.rank) for each in range(heads)},
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Encoder:

@@ -138,6 +138,8 @@ class Experts:
         groups_used: how many; `groups` for all.
         gated: experts are gated linears; else `activation(x @ up) @ down`.
         shared: a gated linear that all rows use stands beside them.
+        latent: numbers that experts read and give, between matrices "experts_in" and "experts_out"
+            of their layer; 0 for those of a row, without these.
         every: read all for every row, to the same bits: what the saving is measured against.
     """
 
@@ -150,6 +152,7 @@ class Experts:
     shared: bool = False
     groups: int = 1
     groups_used: int = 1
+    latent: int = 0
     every: bool = False
 
     def __post_init__(self) -> None:

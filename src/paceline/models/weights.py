@@ -220,9 +220,11 @@ class FileWeights:
         if name.startswith("encoder."):
             prefix = self._family.hf_encoder
         elif not self._gguf and layer.isdecimal() and int(layer) >= self._config.layers:
-            if part in self._family.hf_mtp:
-                return f"{self._family.hf_mtp[part]}.weight"
-            layer, prefix = str(int(layer) - self._config.layers), "mtp.layers"
+            around = self._family.hf_mtp
+            if part in around:
+                return f"{around[part].format(layer)}.weight"
+            if "{}" not in around.get("mtp_fc", ""):
+                layer, prefix = str(int(layer) - self._config.layers), "mtp.layers"
         expert = ""
         if _is_numbered(name):
             expert, _, own = kind.partition(".")

@@ -1,7 +1,7 @@
 """The head for more tokens that a model brings along: one layer of its own kind behind its last.
 
 After the root, the layer's own output, normed, takes the place of the model's (DeepSeek-AI 2024,
-section 2.2, with one layer for all steps as in Qwen 3.5).
+section 2.2, with one layer for all steps as in Qwen 3.5). Embedding and LM head are the model's.
 """
 
 from __future__ import annotations
@@ -32,25 +32,43 @@ class Mtp(Network):
         super().__init__(config, steps=steps)
 
     def shapes(self) -> Shapes:
-        config, width = self.config, self.config.hidden_size
-        wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        parts: Shapes = {
-            "mtp_fc": (width, 2 * width),
-            **dict.fromkeys(("mtp_embed_norm", "mtp_hidden_norm", "mtp_norm"), (width,)),
-            **dict.fromkeys(("attention_norm", "ffn_norm"), (width,)),
-            **dict.fromkeys(("q", "q_gate"), (wide, width)),
-            **dict.fromkeys("kv", (narrow, width)),
-            "o": (width, wide),
-            **dict.fromkeys(("q_norm", "k_norm"), (config.head_dim,)),
-        }
-        blocks = [""]  # feed-forward ones; that which is shared may have another size
-        if config.experts is not None:
-            blocks = ["shared_", *(f"experts.{each}." for each in range(config.experts.count))]
-            parts |= {"router": (config.experts.count, width), "shared_by": (1, width)}
+        config, width, family = self.config, self.config.hidden_size, family_of(self.config)
+        norms = ("mtp_embed_norm", "mtp_hidden_norm", "mtp_norm", "attention_norm")
+        parts: Shapes = {"mtp_fc": (width, 2 * width), **dict.fromkeys(norms, (width,))}
+        if config.latents is not None:
+            known = config.latents.shapes(config.heads, width)
+            parts |= {part: shape for part, shape in known.items() if 0 not in shape}
+        else:
+            wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+            queries = ("q", "q_gate")[: 1 + family.gated_queries]
+            parts |= dict.fromkeys(queries, (wide, width)) | dict.fromkeys("kv", (narrow, width))
+            parts["o"] = (width, wide)
+            normed = ("q_norm", "k_norm") if config.qk_norm else ()
+            parts |= dict.fromkeys(normed, (config.head_dim,))
+        attention = {self._name(part): shape for part, shape in parts.items()}
+        behind = 1 if config.feed_forward_layers else 0  # where a layer is either half
+        block = {self._name(part, behind): each for part, each in self._block().items()}
+        return attention | block
+
+    def _block(self) -> Shapes:
+        # Feed-forward ones; that which is shared may have another size.
+        config, width, experts = self.config, self.config.hidden_size, self.config.experts
+        parts: Shapes = {"ffn_norm": (width,)}
+        names, blocks, read = ["gate", "up", "down"], [""], width
+        if experts is not None:
+            names, read = names[not experts.gated :], experts.latent or width
+            blocks = ["shared_", *(f"experts.{each}." for each in range(experts.count))]
+            parts |= {"router": (experts.count, width)}
+            parts |= {"router_offset": (experts.count,)} if experts.sigmoid else {}
+            parts |= {"shared_by": (1, width)} if experts.shared else {}
+            if latent := experts.latent:
+                parts |= {"experts_in": (latent, width), "experts_out": (width, latent)}
         for block in blocks:
-            parts |= dict.fromkeys((f"{block}gate", f"{block}up"), (config.ffn_size, width))
-            parts |= {f"{block}down": (width, config.ffn_size)}
-        return {self._name(part): shape for part, shape in parts.items()}
+            rows = width if block == "shared_" else read
+            for name in names:
+                size = (rows, config.ffn_size) if name == "down" else (config.ffn_size, rows)
+                parts[f"{block}{name}"] = size
+        return parts
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         return self._layer(ops, last_hidden(ops, self.config, features), tokens, "last")
@@ -61,8 +79,8 @@ class Mtp(Network):
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
         return self._layer(ops, state, tokens, "draft")
 
-    def _name(self, part: str) -> str:
-        return f"layers.{self.config.layers}.{part}"
+    def _name(self, part: str, behind: int = 0) -> str:
+        return f"layers.{self.config.layers + behind}.{part}"
 
     def _layer(self, ops: Ops, state: Rows, tokens: Rows, sees: Sight) -> Rows:
         embedded = ops.norm(ops.embed(tokens), self._name("mtp_embed_norm"))
@@ -76,8 +94,11 @@ class Mtp(Network):
 
 
 def has_own_head(config: ModelConfig, weights: Weights) -> bool:
-    """Return whether a model's files hold such a head, or the first part of one."""
-    return family_of(config).mtp is not None and f"layers.{config.layers}.mtp_fc" in weights
+    """Return whether a model's files hold such a head, or the first parts of one."""
+    first = [f"layers.{config.layers}.mtp_fc"]
+    if config.feed_forward_layers:  # of which either layer may be of any kind
+        first += [f"layers.{config.layers}.o", f"layers.{config.layers + 1}.shared_up"]
+    return family_of(config).mtp is not None and all(name in weights for name in first)
 
 
 def lacks_own_head(config: ModelConfig, weights: Weights) -> bool:

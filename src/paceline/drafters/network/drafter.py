@@ -397,7 +397,7 @@ class MlpSpeculatorDrafter(TrainedDrafter):
 class MtpDrafter(TrainedDrafter):
     name: ClassVar[str] = "mtp"
     paper = "after DeepSeek-V3, DeepSeek-AI 2024, arXiv:2412.19437"
-    requires = "a model whose file holds the head (Qwen 3.5)"
+    requires = "a model whose files hold the head (Qwen 3.5, DeepSeek V3, Nemotron 3)"
 
 
 class AssistantDrafter(TrainedDrafter):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from paceline.core.target import Listens, Rows, Target
 from paceline.core.types import ROOT, LogitArray, TokenTree
-from paceline.models.config import Encoder, Latents, ModelConfig
+from paceline.models.config import Encoder, ModelConfig
 from paceline.models.families import FAMILIES, LISTENERS, hf_config
 from paceline.models.ops import StateHeads
 from paceline.models.weights import Stored
@@ -269,7 +269,7 @@ class RandomWeights:
                 parts |= {f"shared_{part}": parts[part]} if "shared_by" in parts or own else {}
                 parts |= {f"experts.{each}.{part}": parts[part] for each in range(count)}
             if config.latents is not None:
-                parts |= _latent_shapes(config.latents, config.heads, width)
+                parts |= config.latents.shapes(config.heads, width)
             if config.sinks:
                 biased = (*"qkvo", "router", *(part for part in parts if "experts" in part))
                 parts |= {f"{part}.bias": parts[part][:1] for part in biased}
@@ -368,17 +368,6 @@ def _scan_shapes(of: StateHeads, width: int) -> dict[str, tuple[int, ...]]:
         "ssm_norm": (of.values,),
         "ssm_o": (width, of.values),
         **dict.fromkeys(("ssm_rate", "ssm_dt", "ssm_skip"), (of.value_heads,)),
-    }
-
-
-def _latent_shapes(of: Latents, heads: int, width: int) -> dict[str, tuple[int, ...]]:
-    queries = (heads * (of.rotated + of.plain), of.query_rank or width)
-    return {
-        **{"q_a_norm": (of.query_rank,), "kv_a_norm": (of.rank,)},
-        **{"q_a": (of.query_rank, width), "q_b": queries, "q": queries},
-        **{"kv_a": (of.rotated + of.rank, width), "o": (width, heads * of.values)},
-        **{f"heads.{each}.k": (of.rank, of.plain) for each in range(heads)},
-        **{f"heads.{each}.v": (of.values, of.rank) for each in range(heads)},
     }
 
 

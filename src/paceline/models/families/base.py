@@ -91,8 +91,9 @@ class Family:
         from_gguf: changes of it, from a GGUF file's metadata.
         facts: of denoisers: fields of `CanvasTraits` that hold for every checkpoint unless it says
             otherwise; empty for autoregressive families.
-        hf_mtp: names in checkpoints of what stands around the layer behind the last, by part.
-        mtp: that layer, which drafts; None if a model brings none.
+        hf_mtp: names in checkpoints of what stands around the layer behind the last, by part; with
+            "{}", which is its number, its own names count on, else they begin "mtp.layers.0".
+        mtp: that layer, which drafts, or two of half a layer; None if a model brings none.
         stacked: checkpoints hold the experts of a layer as `models.stacked` says.
         halves: of a layer, attention and feed-forward block; None for those of Llama.
         reading: makes them from the rows' tokens, where layers read these too.

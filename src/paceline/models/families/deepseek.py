@@ -26,7 +26,7 @@ from paceline.models.families.base import (
     llama_feed_forward,
 )
 from paceline.models.families.experts import PARTS, add_experts, parts_of, stacked_in
-from paceline.models.ops import Experts, Ops, Rows
+from paceline.models.ops import Experts, Ops, Rows, Sight
 
 _LOG = logging.getLogger(__name__)
 _WIDTHS = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
@@ -72,7 +72,7 @@ def _from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     kinds, layers = config.get("mlp_layer_types"), range(int(config["num_hidden_layers"]))
     first = int(config.get("first_k_dense_replace", 1))
     dense = [kinds[each] == "dense" if kinds else each < first for each in layers]
-    _tell(int(config.get("num_nextn_predict_layers") or 0))
+    _tell(int(config.get("num_nextn_predict_layers") or 0) - 1)
     latents = Latents(int(config["q_lora_rank"] or 0), *(int(config[each]) for each in _WIDTHS))
     return {
         **_of(latents, scale**2),
@@ -88,7 +88,7 @@ def check_shared(count: Any) -> None:
 
 
 def _tell(more: int) -> None:
-    if more:
+    if more > 0:
         _LOG.warning("layers of the model that would draft are not read: %d", more)
 
 
@@ -132,6 +132,14 @@ def _from_gguf(get: Get) -> dict[str, Any]:
 
 
 def _attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
+    return _attend(ops, config, index, x, index, "context")
+
+
+def _drafts(ops: Ops, config: ModelConfig, index: int, x: Rows, sees: Sight) -> Rows:
+    return feed_forward(ops, config, index, _attend(ops, config, index, x, 0, sees))
+
+
+def _attend(ops: Ops, config: ModelConfig, index: int, x: Rows, layer: int, sees: Sight) -> Rows:
     name, of, heads = f"layers.{index}", config.latents, range(config.heads)
     assert of is not None
     norm = f"{name}.attention_norm"
@@ -145,10 +153,11 @@ def _attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     rotated, latent = ops.split(ops.linear(x, [f"{name}.kv_a"], norm=norm), [of.rotated, of.rank])
     key = [rotated, ops.norm(latent, f"{name}.kv_a_norm")]
     queries = [each for pair in zip(parts[::2], asked, strict=True) for each in pair]
-    mixed = ops.attend(index, ops.concat([*queries, *key, *key]), heads_of(config, index))
+    mixed = ops.attend(layer, ops.concat([*queries, *key, *key]), heads_of(config, index), sees)
     read = ops.split(mixed, [of.rotated, of.rank] * config.heads)[1::2]
     values = [ops.linear(each, [f"{name}.heads.{h}.v"]) for h, each in enumerate(read)]
-    return ops.linear(ops.concat(values), LayerNames.of(index)[2:3], residual=x)
+    residual = ops.last(x) if sees == "last" else x
+    return ops.linear(ops.concat(values), LayerNames.of(index)[2:3], residual=residual)
 
 
 def feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
@@ -195,6 +204,13 @@ DEEPSEEK3 = Family(
     entries=_entries,
     from_hf=_from_hf,
     from_gguf=_from_gguf,
+    hf_mtp={
+        "mtp_fc": "model.layers.{}.eh_proj",
+        "mtp_embed_norm": "model.layers.{}.enorm",
+        "mtp_hidden_norm": "model.layers.{}.hnorm",
+        "mtp_norm": "model.layers.{}.shared_head.norm",
+    },
+    mtp=_drafts,
     halves=(_attention, feed_forward),
 )
 GLM4_LITE = replace(DEEPSEEK3, hf="glm4_moe_lite", gguf="")

@@ -38,9 +38,12 @@ def add_experts(ops: Ops, config: ModelConfig, index: int, x: Rows, normed: Rows
     """Return the stream with what a layer's experts make of its normed rows added."""
     experts, name = config.experts, f"layers.{index}"
     assert experts is not None
-    weights = ops.route(normed, f"{name}.router", experts)
-    names = f"{name}.experts", experts
-    return ops.mix(normed, weights, *names, activation=config.activation, residual=x)
+    weights, names = ops.route(normed, f"{name}.router", experts), (f"{name}.experts", experts)
+    if not experts.latent:
+        return ops.mix(normed, weights, *names, activation=config.activation, residual=x)
+    latents = ops.linear(normed, [f"{name}.experts_in"])
+    mixed = ops.mix(latents, weights, *names, activation=config.activation)
+    return ops.linear(mixed, [f"{name}.experts_out"], residual=x)
 
 
 PARTS = ("gate", "up", "down")
