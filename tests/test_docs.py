@@ -20,10 +20,13 @@ from paceline.core.types import SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
+from paceline.errors import InvalidOption
+from paceline.models.families.denoisers import DENOISERS
 from paceline.networks import catalogue
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.registry import table as registry
+from paceline.registry.samplers import make_sampler
 from paceline.sampling.generation import Generation
 from paceline.verifiers.matching import Coupled
 
@@ -240,6 +243,22 @@ def test_drafter_sections_are_of_registered_drafters() -> None:
 
 
 CANVAS = [*registry.names("sampler"), *registry.names("cache")]
+
+
+def test_published_settings_of_checkpoints_are_options_here() -> None:
+    """Each kind of denoiser has a row, and each sampler there is made with its options."""
+    text = (ROOT / "docs" / "diffusion-checkpoints.md").read_text()
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.count("|") == 8]
+    named: set[str] = set()
+    for row in rows[2:]:
+        named.update(re.findall(r"`(\w+)`", row[1]))
+        settings = re.findall(r"`([^`]+)`", row[6])
+        assert settings, row
+        for setting in settings:
+            make_sampler(setting)
+    assert named == {family.hf for family in DENOISERS}
+    with pytest.raises(InvalidOption):
+        make_sampler("threshold:tua=0.9")
 
 
 @pytest.mark.parametrize("method", CANVAS)
