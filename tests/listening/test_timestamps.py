@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
-from paceline.listening.timestamps import Segment, TranscriptRules, segments_of
+from paceline.listening.timestamps import Segment, TranscriptRules, TranscriptState, segments_of
+from paceline.sampling.randomness import KeyedRandomness
+from paceline.sampling.sampler import Sampler
 
 # Words are 0 to 19, of which 7 is no speech; the text ends with 20, and times begin at 21.
 RULES = TranscriptRules(vocabulary=121, end=20, times=21, suppressed=(7,), first=(3, 20))
@@ -63,6 +69,60 @@ def test_only_what_is_allowed_is_valid() -> None:
     assert state.valid([25]) == 0
 
 
+def test_a_time_comes_where_times_together_are_more_probable_than_any_word() -> None:
+    """As transformers has it: whatever one time is beside the best word."""
+    state: TranscriptState = TranscriptRules(121, end=19, times=21, suppressed=(7, 20)).start()
+    state.commit([25, 4])
+    rng = np.random.default_rng(2)
+    theirs = processor([25, 4])
+    forced = 0
+    for _ in range(50):
+        drawn = rng.normal(size=121) * 3
+        drawn[:21] += rng.uniform(0, 9)
+        logits = np.where(state.mask(), drawn, -np.inf).astype(np.float32)
+        found, wanted = state.read(logits.copy()), theirs(logits.copy())
+        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+        forced += not np.isfinite(found[:21]).any()
+    assert 5 < forced < 45
+    plain = TranscriptRules(121, 20, 21, timed=False).start()
+    words = np.where(plain.mask(), logits, -np.inf)
+    np.testing.assert_array_equal(plain.read(words.copy()), words)
+
+
+@pytest.mark.parametrize(("temperature", "alone"), [(0.0, False), (1.0, False), (0.0, True)])
+def test_a_sampler_heeds_what_logits_say(temperature: float, alone: bool) -> None:
+    logits = np.full(121, -5.0, np.float32)
+    logits[4], logits[100] = 9.0, 8.9
+    logits[101:] = 8.8 if not alone else -5.0
+    state = RULES.start()
+    state.commit([25, 4])
+    sampler = Sampler(SamplingParams(temperature=temperature), [], state)
+    found = sampler.distribution(logits, (5,))
+    assert found.prob(4) == (1 if alone else 0)
+    token = sampler.sample(logits, (5,), 3, KeyedRandomness(1))
+    assert (token == 4) if alone else token >= 100
+    assert logits[4] == 9  # they are the target's
+
+
+def processor(said: list[int]) -> Callable[[np.ndarray], np.ndarray]:
+    torch = pytest.importorskip("torch")
+    found = pytest.importorskip("transformers").generation.logits_process
+    config = SimpleNamespace(
+        no_timestamps_token_id=20,
+        eos_token_id=19,
+        bos_token_id=19,
+        max_initial_timestamp_index=50,
+        forced_decoder_ids=None,
+    )
+    rule = found.WhisperTimeStampLogitsProcessor(config, begin_index=1)
+
+    def run(logits: np.ndarray) -> np.ndarray:
+        out: np.ndarray = rule(torch.tensor([[20, *said]]), torch.tensor(logits[None])).numpy()[0]
+        return out
+
+    return run
+
+
 def test_segments_lie_between_times() -> None:
     found, heard = segments_of([21, 1, 2, 71, 71, 3, 120, 20], 20, 21, 30.0)
     assert found == [Segment(0, 1.0, (1, 2)), Segment(1.0, 1.98, (3,))]
@@ -76,8 +136,6 @@ def test_a_window_ends_where_a_segment_was_begun() -> None:
 
 
 def test_words_without_an_end_last_to_that_of_the_window() -> None:
-    assert segments_of([21, 1, 71, 71, 4], 20, 21, 12.5) == (
-        [Segment(0, 1.0, (1,)), Segment(1.0, 12.5, (4,))],
-        12.5,
-    )
+    assert segments_of([21, 1, 4], 20, 21, 12.5) == ([Segment(0, 12.5, (1, 4))], 12.5)
+    assert segments_of([21, 1, 71, 71, 4], 20, 21, 12.5) == ([Segment(0, 1.0, (1,))], 1.0)
     assert segments_of([21, 20], 20, 21, 12.5) == ([], 12.5)

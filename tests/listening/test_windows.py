@@ -11,15 +11,17 @@ from tests.helpers.table_engines import TOKENIZER
 from tests.helpers.tiny_whisper import WhisperWeights, sound, tiny_whisper
 
 from paceline.audio.mel import RATE
-from paceline.core.types import SamplingParams
+from paceline.core.metrics import GenerationStats
+from paceline.core.types import SamplingParams, TokenLogprob
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.recycling import Recycling
-from paceline.engine.engine import Engine
+from paceline.engine.engine import Completion, Engine
 from paceline.engine.hearing import Speech
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, PromptError
-from paceline.listening.windows import Listener, Listening
+from paceline.listening.timestamps import Segment
+from paceline.listening.windows import HeardWindow, Listener, Listening
 from paceline.models.text import Tokenizer
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
@@ -35,8 +37,10 @@ MARKS = (
     "translate",
     "transcribe",
     "startofprev",
+    "nospeech",
     "notimestamps",
 )
+MARKED = {name: WORDS + place for place, name in enumerate(MARKS)}
 TIMES = WORDS + len(MARKS)
 
 
@@ -127,3 +131,100 @@ def test_a_prompt_without_a_sound_is_refused() -> None:
 def test_an_english_model_hears_english(asked: Listening) -> None:
     with pytest.raises(InvalidOption, match="English alone"):
         list(Listener(engine(rows=75)).segments(noise(1.0), asked))
+
+
+def test_the_first_window_tells_the_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = engine(rows=1500)
+    listener = Listener(own)
+    listener.languages = {"en": 42, "de": 43}
+    transcript = listener.begin(noise(40.0), Listening(None, translate=True))
+    request = transcript.next()
+    assert request is not None
+    assert (request.tokens, request.params.allowed_tokens) == ((41,), (42, 43))
+    assert transcript.heard(completion(43)) == []
+    assert transcript.language == "de"
+    for _ in range(2):  # of windows
+        request = transcript.next()
+        assert request is not None
+        assert request.tokens == (41, 43, MARKED["translate"])
+        assert transcript.heard(completion(TIMES, 5, END))
+    assert transcript.next() is None
+
+
+# Texts that are tried again.
+
+GOOD, CIRCLES = (7, 3, 9, 1), (5, 6) * 40
+SILENCE = (MARKED["nospeech"],)
+
+
+def completion(*tokens: int, logprob: float = -0.1) -> Completion:
+    """A completion of such tokens; those of times are improbable."""
+    said = [TokenLogprob(each, -9.0 if each >= TIMES else logprob, ()) for each in tokens]
+    return Completion("", tokens, tuple(said), (), 1, "stop", GenerationStats())
+
+
+def tried(
+    texts: list[tuple[tuple[int, ...], float]], silence: float = 0.0, temperature: float = 0.0
+) -> tuple[list[float], list[Segment], HeardWindow]:
+    """Answer a window by texts; return their temperatures, segments, and what is told of it."""
+    listener = Listener(engine(rows=1500))
+    asked = Listening(temperature=temperature, seed=7)
+    transcript, left, temperatures = listener.begin(noise(1.0), asked), [*texts], list[float]()
+    segments: list[Segment] = []
+    seeds = set()
+    while (request := transcript.next()) is not None:
+        assert not segments
+        if request.params.allowed_tokens:
+            assert (request.tokens, request.params.allowed_tokens) == ((41,), SILENCE)
+            done = completion(*SILENCE, logprob=float(np.log(silence)))
+        else:
+            words, logprob = left.pop(0)
+            temperatures.append(request.params.temperature)
+            seeds.add(request.params.seed)
+            done = completion(TIMES, *words, TIMES + 9, END, logprob=logprob)
+        segments += transcript.heard(done)
+    assert not left
+    assert len(seeds) == 1
+    return temperatures, segments, transcript.window
+
+
+UP = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("texts", "silence", "kept"),
+    [
+        ([(GOOD, -0.5)], 0.9, 0),
+        ([(GOOD, -1.5), ((8,), -0.9)], 0.5, 1),
+        ([(CIRCLES, -0.1), (CIRCLES, -0.2), (GOOD, -0.9)], 0.9, 2),
+        ([(GOOD, -1.5)], 0.7, None),
+        ([((each,), -2.0 + each / 10) for each in range(6)], 0.1, 5),
+        ([((each,), -2.0 - each / 10) for each in range(6)], 0.1, 0),
+        ([*[(CIRCLES, -0.1)] * 5, (GOOD, -3.0)], 0.1, 5),
+    ],
+)
+def test_texts_are_tried_again_until_one_stands(
+    texts: list[tuple[tuple[int, ...], float]], silence: float, kept: int | None
+) -> None:
+    temperatures, segments, window = tried(texts, silence)
+    assert temperatures == UP[: len(texts)]
+    if kept is None:
+        assert segments == []
+        assert window.silence == pytest.approx(silence)
+        return
+    assert [each.tokens for each in segments] == [texts[kept][0]]
+    assert (window.temperature, window.logprob) == (UP[kept], pytest.approx(texts[kept][1]))
+
+
+def test_a_temperature_that_is_asked_for_is_taken_once() -> None:
+    temperatures, segments, _ = tried([(CIRCLES, -2.0)], 0.1, temperature=0.7)
+    assert temperatures == [0.7]
+    assert len(segments) == 1
+
+
+def test_a_transcript_is_a_function_of_its_seed() -> None:
+    """Of this model all texts are tried again; windows and seeds draw apart."""
+    own = Listener(engine())
+    found = [list(own.segments(noise(1.0), Listening(seed=seed))) for seed in (1, 1, 2)]
+    assert found[0] == found[1] != found[2]
+    assert found[0] == list(Listener(engine(Recycling(64))).segments(noise(1.0), Listening(seed=1)))

@@ -128,10 +128,10 @@ def test_a_text_in_parts_has_the_logits_of_the_whole(target: ReferenceTarget) ->
     assert np.array_equal(draft.logits, whole[2:])
     target.keep(cache, 1, [0, 1])
     assert np.array_equal(target.forward([Rows.draft(fork, TEXT[2:3])])[0].logits, whole[2:3])
-    # Texts share the memory, and it does not change.
-    assert np.array_equal(
-        target.forward([Rows.draft(target.open_to(memory), TEXT[:1])])[0].logits, whole[:1]
-    )
+    # Texts share the memory, and it does not change, even if it is released.
+    later = target.open_to(memory)
+    target.release(memory)
+    assert np.array_equal(target.forward([Rows.draft(later, TEXT[:1])])[0].logits, whole[:1])
 
 
 def test_a_shorter_sound_is_heard_alone(target: ReferenceTarget) -> None:

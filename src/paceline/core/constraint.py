@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from paceline.core.types import BoolArray
+from paceline.core.types import BoolArray, LogitArray, ProbArray
 
 
 class ConstraintState(Protocol):
@@ -36,6 +36,15 @@ class ConstraintState(Protocol):
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Add committed tokens; raises InvalidOption if one is not allowed."""
+        ...
+
+
+@runtime_checkable
+class ReadsLogits(Protocol):
+    """A state that forbids more where the model's logits say so."""
+
+    def read(self, logits: LogitArray | ProbArray) -> LogitArray | ProbArray:
+        """Return logits `[vocabulary]`, -inf where `ConstraintState.mask` forbids, less some."""
         ...
 
 

@@ -400,7 +400,7 @@ class Listens(Protocol):
         ...
 
     def open_to(self, memory: Any) -> Any:
-        """Open an empty cache of a text that looks at it."""
+        """Open an empty cache of a text that looks at it, after `release` of the memory too."""
         ...
 
 

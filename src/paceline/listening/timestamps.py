@@ -1,7 +1,7 @@
 """Timestamps of a transcript as a constraint (Radford et al. 2022, section 2.3).
 
 A text is segments: a timestamp, words, a timestamp. Times never fall, and the first is in the first
-second.
+second. Where all times together are more probable than any word, a time comes.
 """
 
 from __future__ import annotations
@@ -12,13 +12,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.core.types import BoolArray
+from paceline.core.constraint import ReadsLogits
+from paceline.core.types import BoolArray, LogitArray, ProbArray
 from paceline.errors import InvalidOption
+from paceline.models.text import Tokenizer
 
 STEP = 0.02
 """Seconds from one timestamp to the next."""
 
 _FIRST = 50  # latest of the first timestamp, in steps
+
+# What is not spoken, alone or behind a space; of notes their first token, too, and of what is
+# spoken inside of words the first token behind a space.
+_SIGNS = '"#()*+/:;<=>@[\\]^_`{|}~「」『』'
+_PAIRS = ("<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))")
+_MORE = ("[[", "]]", "{{", "}}", "♪♪", "♪♪♪")
+_NOTES = "♩♪♫♬♭♮♯"
+_INNER = (" -", " '")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +55,18 @@ class TranscriptRules:
         return TranscriptState(self)
 
 
-class TranscriptState:
+def unspoken(tokenizer: Tokenizer) -> set[int]:
+    """Return the tokens of signs that nobody speaks, those that Whisper leaves out."""
+    found = {token for each in _INNER for token in tokenizer.plain(each)[:1]}
+    for sign in (*_SIGNS, *_PAIRS, *_MORE, *_NOTES):
+        for each in (sign, f" {sign}"):
+            ids = tokenizer.plain(each)
+            if len(ids) == 1 or sign in _NOTES:
+                found.add(ids[0])
+    return found
+
+
+class TranscriptState(ReadsLogits):
     """What one transcript may say next."""
 
     def __init__(self, rules: TranscriptRules) -> None:
@@ -57,6 +78,14 @@ class TranscriptState:
         if self._allowed(said) < len(said):
             return np.ones(self._rules.vocabulary, np.bool_)
         return self._next(said)
+
+    def read(self, logits: LogitArray | ProbArray) -> LogitArray | ProbArray:
+        times = self._rules.times
+        if self._rules.timed and (peak := logits[times:].max()) > -np.inf:
+            shares = np.exp(logits[times:].astype(np.float64) - peak)
+            if peak + np.log(shares.sum()) > logits[:times].max():
+                logits[:times] = -np.inf
+        return logits
 
     def valid(self, path: Sequence[int]) -> int:
         said = [*self._said, *path]
@@ -120,7 +149,7 @@ def segments_of(
 ) -> tuple[list[Segment], float]:
     """Return the segments of a transcript of so many seconds, and up to where it is heard.
 
-    What a last timestamp begins alone is not heard to its end: the next window begins there.
+    What is begun behind a segment and has no end is not heard: the next window begins there.
     """
     said = [token for token in tokens if token != end]
     found: list[Segment] = []
@@ -134,9 +163,8 @@ def segments_of(
             found.append(Segment(begin, at, tuple(words)))
             words = []
         begin = at
-    if words:
-        found.append(Segment(begin, seconds, tuple(words)))
-        return found, seconds
-    pairs = len(said) > 1 and said[-1] >= times and said[-2] >= times
-    heard = found[-1].end if pairs and found else seconds
+    if words and not found:
+        return [Segment(begin, seconds, tuple(words))], seconds
+    begun = words or (len(said) > 1 and said[-1] >= times and said[-2] >= times)
+    heard = found[-1].end if begun and found else seconds
     return found, heard if heard > 0 else seconds

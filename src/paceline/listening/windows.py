@@ -1,8 +1,14 @@
-"""A transcript of a sound, window after window of 30 seconds."""
+"""A transcript of a sound, window after window of 30 seconds (Radford et al. 2022, section 4.5).
+
+A text that the model is not sure of, or that goes in circles, is drawn anew at higher temperatures,
+by draws that are named after seed, window and position. Where no speech is probable there is none.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -17,12 +23,18 @@ from paceline.core.types import BoolArray, LogitArray, SamplingParams
 from paceline.engine.engine import Completion, Engine, Prepared
 from paceline.engine.hearing import Speech
 from paceline.errors import InvalidOption
-from paceline.listening.timestamps import Segment, TranscriptRules, segments_of
+from paceline.listening.timestamps import Segment, TranscriptRules, segments_of, unspoken
 
 LEAST = RATE // 10
 """Samples that are worth a window."""
 
 _WORDS = 224  # most tokens of a window's text
+
+_TEMPERATURES = 5  # behind 0, in equal steps up to 1
+_SURE = -1.0  # least mean log-probability of a text that stands
+_CIRCLES = 2.4  # most bytes of such a text for one that zlib makes of them
+_SILENT = 0.6  # probability of no speech from which on there is none
+_NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")  # the token of it has one name or the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +45,7 @@ class Listening:
         language: its code, such as "en"; None finds it out by the first window.
         translate: to English.
         prompt: text that is taken to come before each window, for its style and its names.
-        temperature: 0 chooses the most probable.
+        temperature: 0 chooses the most probable, and draws where the text would not do.
         seed: of the draws, which each window has of its own.
     """
 
@@ -45,15 +57,21 @@ class Listening:
 
 
 class HeardWindow(NamedTuple):
-    """The window that was written down last.
+    """A text of a window.
 
     Attributes:
         begin: in seconds of the sound.
-        logprob: mean of its tokens, the end included.
+        temperature: at which it was drawn.
+        logprob: mean of its words, the end included.
+        circles: its bytes for one that zlib makes of them.
+        silence: probability of no speech, where the text leaves a doubt.
     """
 
     begin: float = 0.0
+    temperature: float = 0.0
     logprob: float = 0.0
+    circles: float = 0.0
+    silence: float | None = None
 
 
 class Listener:
@@ -68,9 +86,10 @@ class Listener:
         self.ids = known = engine.tokenizer.special_ids
         vocabulary = engine.decoder.target.capabilities.vocab_size
         times = known["<|notimestamps|>"] + 1
-        marks = [each for name, each in known.items() if each < times and name != "<|endoftext|>"]
-        end = known["<|endoftext|>"]
-        self.rules = TranscriptRules(vocabulary, end, times, tuple(marks), (end,))
+        end, blank = known["<|endoftext|>"], engine.tokenizer.plain(" ")
+        marks = {each for each in known.values() if each < times and each != end}
+        silent = tuple(sorted(marks | unspoken(engine.tokenizer)))
+        self.rules = TranscriptRules(vocabulary, end, times, silent, (*blank, end))
         # English models, of one id less, know neither languages nor tasks.
         found = [(re.fullmatch(r"<\|([a-z]{2,3})\|>", name), each) for name, each in known.items()]
         self.languages = (
@@ -78,6 +97,7 @@ class Listener:
             if vocabulary < 51_865
             else {name[1]: each for name, each in found if name is not None}
         )
+        self.silence = [known[each] for each in _NO_SPEECH if each in known]
 
     def segments(self, sound: LogitArray, asked: Listening | None = None) -> Iterator[Segment]:
         """Yield the segments of a sound, in order, as they become final."""
@@ -88,8 +108,10 @@ class Listener:
         """Yield the samples that are heard behind each window, and its segments."""
         try:
             while (request := transcript.next()) is not None:
+                begin = transcript.at
                 segments = transcript.heard(self.engine.generate(request))
-                yield transcript.at, segments
+                if transcript.at > begin:
+                    yield transcript.at, segments
         finally:
             transcript.let_go()
 
@@ -139,6 +161,8 @@ class Transcription:
         self.window = HeardWindow()
         self.at, self._spoken = at, spoken
         self._speech: Speech | None = None  # the window that is heard now
+        self._texts: list[tuple[HeardWindow, tuple[int, ...]]] = []  # of that window
+        self._doubts = False  # whether it holds speech
         known, rules = listener.ids, listener.rules
         context = listener.engine.decoder.target.capabilities.max_context
         words = listener.engine.tokenizer.encode(asked.prompt.strip()) if asked.prompt else []
@@ -158,31 +182,64 @@ class Transcription:
             whole = np.pad(window, (0, WINDOW - len(window)))
             self._speech = Speech(log_mel(whole, listener.mels))
         prompt = [*self._before, listener.ids["<|startoftranscript|>"]]
-        if self.language is None:
-            allowed = tuple(listener.languages.values())
-            params = SamplingParams(temperature=0.0, max_new_tokens=1, allowed_tokens=allowed)
+        if self.language is None or self._doubts:
+            first = listener.languages.values() if self.language is None else listener.silence
+            params = SamplingParams(
+                temperature=0.0, max_new_tokens=1, logprobs=0, allowed_tokens=tuple(first)
+            )
             return engine.prepare(prompt[-1:], params, speech=self._speech)
         if listener.languages:
             task = "<|translate|>" if asked.translate else "<|transcribe|>"
             prompt += [listener.languages[self.language], listener.ids[task]]
         params = SamplingParams(
-            temperature=asked.temperature, seed=self._seed(), max_new_tokens=_WORDS, logprobs=0
+            temperature=self._temperature, seed=self._seed(), max_new_tokens=_WORDS, logprobs=0
         )
         return engine.prepare(prompt, params, speech=self._speech, constraint=listener.rules)
 
     def heard(self, done: Completion) -> list[Segment]:
         """Take a text that was asked for; return the segments that became final."""
-        rules, listener = self._listener.rules, self._listener
         if self.language is None:
-            codes = {each: code for code, each in listener.languages.items()}
+            codes = {each: code for code, each in self._listener.languages.items()}
             self.language = codes[done.token_ids[0]]
             return []
+        if self._doubts:
+            self._doubts, ((window, tokens),) = False, self._texts
+            window = window._replace(silence=math.exp(done.logprobs[0].logprob))
+            silent = window.silence is not None and window.silence > _SILENT
+            self._texts = [(window, () if silent else tokens)]
+            return self._final() if silent or self._last else []
+        window = self._judged(done)
+        self._texts.append((window, done.token_ids))
+        unsure = window.logprob < _SURE
+        self._doubts = unsure and len(self._texts) == 1 and bool(self._listener.silence)
+        if self._doubts or not (self._last or (window.circles <= _CIRCLES and not unsure)):
+            return []
+        return self._final()
+
+    @property
+    def _temperature(self) -> float:
+        # Of the next text of a window.
+        return self._asked.temperature or len(self._texts) / _TEMPERATURES
+
+    @property
+    def _last(self) -> bool:
+        return self._asked.temperature > 0 or len(self._texts) > _TEMPERATURES
+
+    def _judged(self, done: Completion) -> HeardWindow:
+        listener = self._listener
+        words = [each for each in done.logprobs if each.token_id < listener.rules.times]
+        said = listener.engine.tokenizer.decode([each.token_id for each in words]).encode()
+        logprob = sum(each.logprob for each in words) / max(1, len(words))
+        circles = len(said) / len(zlib.compress(said))
+        return HeardWindow(self.at / RATE, self._temperature, logprob, circles)
+
+    def _final(self) -> list[Segment]:
+        # Of the texts of a window the one that stands, or else the surest that goes in no circles.
+        self.window, tokens = max(self._texts, key=_worth)
+        rules, begin = self._listener.rules, self.window.begin
         seconds = min(WINDOW, len(self._samples) - self.at) / RATE
-        found, heard = segments_of(done.token_ids, rules.end, rules.times, seconds)
-        begin = self.at / RATE
-        scores = [each.logprob for each in done.logprobs]
-        self.window = HeardWindow(begin, sum(scores) / len(scores) if scores else 0.0)
-        self.at += max(LEAST, round(heard * RATE))
+        found, heard = segments_of(tokens, rules.end, rules.times, seconds)
+        self.at, self._texts = self.at + max(LEAST, round(heard * RATE)), []
         self.let_go()
         return [Segment(each.begin + begin, each.end + begin, each.tokens) for each in found]
 
@@ -195,3 +252,7 @@ class Transcription:
     def _seed(self) -> int:
         named = f"{self._asked.seed} {self.at}".encode()
         return int.from_bytes(blake2b(named, digest_size=7).digest())
+
+
+def _worth(text: tuple[HeardWindow, tuple[int, ...]]) -> tuple[bool, float]:
+    return text[0].circles <= _CIRCLES, text[0].logprob

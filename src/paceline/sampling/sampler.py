@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.core.constraint import ConstraintState
+from paceline.core.constraint import ConstraintState, ReadsLogits
 from paceline.core.target import Output
 from paceline.core.tree import node_name
 from paceline.core.types import (
@@ -198,6 +198,7 @@ class Sampler:
         self._first = len(prompt)
         self._text = array("q", prompt if self._dry or self._windowed else ())
         self.constraint = constraint
+        self._reads = constraint if isinstance(constraint, ReadsLogits) else None
         self._ends = sorted({*ends, *params.stop_token_ids})
         self._soft = replace(params, temperature=1.0) if params.greedy else params
         self._prompt = np.unique(np.asarray(prompt, dtype=np.int64))
@@ -341,7 +342,7 @@ class Sampler:
                 x[self._ends] = -np.inf
         if mask is not None:
             x = np.where(mask, x, x.dtype.type(-np.inf))
-        return x
+        return x if self._reads is None else self._reads.read(x)
 
     def _said(self, path: Sequence[int]) -> tuple[IntArray, Counter[int]]:
         # Ids of the prompt, and counts of the output, that penalties look at.

@@ -91,7 +91,8 @@ def plan_transcript(model: ServedModel, body: TranslationRequest) -> TranscriptP
             "timestamp_granularities",
         )
     sound = _sound(body.file, model.longest_sound)
-    seed = secrets.randbits(53) if body.seed is None else body.seed
+    seed = secrets.randbits(53) if body.temperature else 0  # else a sound has one transcript
+    seed = seed if body.seed is None else body.seed
     try:
         transcription = listener.begin(sound, body.listening(seed))
     except InvalidOption as error:
@@ -220,8 +221,10 @@ class TranscriptAnswer(Answer):
             "end": round(segment.end, 3),
             "text": text,
             "tokens": segment.tokens,
-            "temperature": self._asked.temperature,
+            "temperature": window.temperature,
             "avg_logprob": window.logprob,
+            "compression_ratio": window.circles,
+            **({} if window.silence is None else {"no_speech_prob": window.silence}),
         }
 
     def response(self, headers: Mapping[str, str]) -> Response:

@@ -109,7 +109,7 @@ class ReferenceTarget(Runtime):
 
     def open_to(self, memory: ReferenceCache) -> ReferenceCache:
         cache = self._empty(self.config.layers)
-        cache.memory = memory
+        cache.memory = replace(memory)
         return cache
 
     def encode(self, frames: LogitArray) -> ReferenceCache:
