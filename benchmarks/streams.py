@@ -116,7 +116,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                 prompts = [prompt(text, number + i, given.prompt_tokens) for i in range(count)]
                 number += count
                 found.append(run(engine, way, prompts, given))
-                print(f"round {turn + 1}, {count} clients, {way}: done", file=sys.stderr)
+                delay = statistics.median(found[-1]["delays"])
+                told = f"round {turn + 1}, {count} clients, {way}: {delay:.2f} s"
+                print(told, file=sys.stderr, flush=True)
     settings = {
         key: getattr(given, key)
         for key in ("prompt_tokens", "pieces", "seconds", "tokens", "rounds", "drafter")

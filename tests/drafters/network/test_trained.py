@@ -19,6 +19,7 @@ from tests.helpers.drafter_context import context as drafter_context
 from tests.runtimes import tiny_cpu
 
 from paceline.core import tree as trees
+from paceline.core.target import LEAVING, whole
 from paceline.core.types import Budget, Capabilities, SamplingParams
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
 from paceline.drafters.network import weights as module
@@ -144,6 +145,36 @@ def test_texts_are_those_of_plain_decoding(name: str, runtime: str, tmp_path: Pa
         found = generate(target, drafter, params)
         assert [each.tokens for each in found] == expected
         assert sum(each.stats.drafted_tokens for each in found) > 0
+
+
+@cache
+def endless() -> tuple[Any, list[int]]:
+    """A target whose texts lose tokens, and one of them without drafts."""
+    target = tiny_cpu.target("fp32", replace(CONFIG, max_context=700))
+    return target, answer(target, NoDrafter()).tokens
+
+
+def answer(target: Any, drafter: Drafter) -> Generation:
+    decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(2, 2), StopRules((), 700))
+    prompt = np.random.default_rng(2).integers(3, CONFIG.vocab_size, whole(LEAVING) - 12).tolist()
+    sequence = Generation.start(0, prompt, replace(GREEDY, max_new_tokens=40))
+    sequence.window = LEAVING
+    decoder.open(sequence)
+    while not sequence.finish_reason:
+        decoder.step([sequence])
+    assert sequence.cache.gone == LEAVING
+    decoder.close(sequence)
+    return sequence
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_networks_draft_no_more_for_texts_that_lose_tokens(name: str, tmp_path: Path) -> None:
+    """They would read what has left, or go beyond the positions that they have."""
+    target, expected = endless()
+    path = saved(tmp_path / "weights", random_weights(small(name)))
+    found = answer(target, DRAFTERS[name].create(context(target, weights=str(path), stop="0")))
+    assert found.tokens == expected
+    assert 0 < found.stats.drafted_tokens <= 2 * 13
 
 
 def copies() -> dict[str, Trained]:
