@@ -11,11 +11,14 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tests.helpers.tiny_model import tiny_tokenizer
 from tests.models.test_families import GROUPED, LATENT, write
 from transformers.modeling_layers import MtpModel
 from transformers.models.qwen3_5 import modeling_qwen3_5 as dense
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as mixed
 
+import paceline
+from paceline.core.types import SamplingParams
 from paceline.errors import ModelError
 from paceline.models.gguf import GGUFFile
 from paceline.models.source import DirectorySource
@@ -262,6 +265,28 @@ def test_it_drafts_what_its_equations_say(
         target = TorchTarget(source.config, source.weights())
     for found, expected in zip(branches(target, source), judge.drafts(TOKENS), strict=True):
         assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+WHOLE: dict[str, Callable[[], Judge]] = {
+    "glm4_moe_lite": lambda: Latent("glm4_moe_lite", **DEEPSEEK, **GLM, vocab_size=320),
+    "nemotron_h": lambda: Halves("nemotron_h", **HALVES, moe_latent_size=32, vocab_size=320),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_texts_are_those_without_it(kind: str, tmp_path: Path) -> None:
+    """In a batch, in chains and trees, and by default, which finds it."""
+    path = WHOLE[kind]().save(tmp_path / "model")
+    tiny_tokenizer(320).save(str(path / "tokenizer.json"))
+    prompts = ["the quick brown fox and the quick", "def f(x): return x + 1 def f(x)"]
+    params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    options: dict[str, Any] = {"threads": 2, "controller": "fixed", "nodes": 3}
+    plain = paceline.load(str(path), drafter="none", threads=2).generate(prompts, params)
+    for drafter in ("mtp", "mtp:growth=expand-rerank"):
+        found = paceline.load(str(path), drafter=drafter, **options).generate(prompts, params)
+        assert [each.token_ids for each in found] == [each.token_ids for each in plain]
+        assert sum(each.stats.drafted_tokens for each in found) > 0
+    assert "mtp" in paceline.load(str(path), threads=2).config["drafter"]
 
 
 def test_another_chain_is_seen(judge: Judge, source: DirectorySource) -> None:
