@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 74_818,
+    "lines": 74_824,
     "lines of methods": 11_243,
     "modules": 457,
     "docstrings": 0.14,

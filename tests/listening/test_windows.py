@@ -151,6 +151,25 @@ def test_the_first_window_tells_the_language(monkeypatch: pytest.MonkeyPatch) ->
     assert transcript.next() is None
 
 
+def test_a_transcript_that_goes_on_has_the_language_of_its_first_window() -> None:
+    listener = Listener(engine(rows=1500))
+    listener.languages = {"en": 42, "de": 43}
+    sound = noise(40.0)
+    transcript = listener.begin(sound, Listening(None), 30 * RATE)
+    first = listener.begin(sound, Listening(None)).next()
+    for wanted in (first, listener.begin(sound, Listening("de"), 30 * RATE).next()):
+        request = transcript.next()
+        assert request is not None
+        assert wanted is not None
+        assert request.tokens == wanted.tokens
+        assert request.speech is not None
+        assert wanted.speech is not None
+        assert np.array_equal(request.speech.frames, wanted.speech.frames)
+        assert transcript.at == 30 * RATE
+        transcript.heard(completion(43) if wanted is first else completion(TIMES, 5, END))
+    assert transcript.next() is None
+
+
 # Texts that are tried again.
 
 GOOD, CIRCLES = (7, 3, 9, 1), (5, 6) * 40

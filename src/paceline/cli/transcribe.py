@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -32,9 +32,10 @@ _FILES = "WAV; flac, ogg, mp3, opus by the extra audio; m4a, mp4, webm by av; - 
 def transcribe(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=_FILES)],
     *,
-    asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
-    language: Annotated[str, "Code of the language."] = "en",
+    asked: Annotated[Options, o.Takes("model", *o.COMPUTE, "drafter", drafter="none")],
+    language: Annotated[str | None, "Its code; default: that of the first window."] = None,
     translate: Annotated[bool, "To English."] = False,
+    seed: o.Seed = 0,
     form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS)}.")] = "text",
     out: Annotated[Path | None, typer.Option(help="Folder; what it has is kept.")] = None,
     silence: Annotated[Path | None, typer.Option(help=_SILENCE)] = None,
@@ -55,7 +56,7 @@ def transcribe(
     if silence is not None and no_silence:
         raise InvalidOption("--silence and --no-silence contradict each other: give one")
     finds = None if no_silence else silence or silero_file()
-    load = partial(_Writer, asked, Listening(language, translate), finds)
+    load = partial(_Writer, asked, Listening(language, translate, seed=seed), finds)
     if out is not None:
         _Folder(load, form, out).fill(places_of(files, out, form))
         return
@@ -145,7 +146,7 @@ class _Writer:
 
         self._finder = None if finds is None else SpeechFinder(finds)
         with telling(asked.model):
-            engine, source = o.load(replace(asked, drafter="none"))
+            engine, source = o.load(asked)
         if source.config.encoder is None:
             raise InvalidOption(f"{source.name} hears nothing: give a Whisper with --model")
         self._listener, self._wanted = Listener(engine), wanted

@@ -160,7 +160,8 @@ class Transcription:
         self.language = asked.language if listener.languages else "en"
         self.window = HeardWindow()
         self.at, self._spoken = at, spoken
-        self._speech: Speech | None = None  # the window that is heard now
+        self._speech: Speech | None = None  # the window that is heard now, and where it begins
+        self._begin = at
         self._texts: list[tuple[HeardWindow, tuple[int, ...]]] = []  # of that window
         self._doubts = False  # whether it holds speech
         known, rules = listener.ids, listener.rules
@@ -173,10 +174,12 @@ class Transcription:
         """Return the text to decode next; None at the end. Takes its time, on any thread."""
         engine, listener, asked = self._listener.engine, self._listener, self._asked
         if self._speech is None:
+            begin: int | None = 0 if self.language is None else self.at
             if self._spoken is not None:
-                begin = begin_of_speech(self._spoken, self.at)
-                self.at = len(self._samples) if begin is None else begin
-            window = self._samples[self.at : self.at + WINDOW]
+                begin = begin_of_speech(self._spoken, begin or 0)
+            self._begin = len(self._samples) if begin is None else begin
+            self.at = max(self.at, self._begin)
+            window = self._samples[self._begin : self._begin + WINDOW]
             if len(window) < LEAST:
                 return None
             whole = np.pad(window, (0, WINDOW - len(window)))
@@ -201,6 +204,8 @@ class Transcription:
         if self.language is None:
             codes = {each: code for code, each in self._listener.languages.items()}
             self.language = codes[done.token_ids[0]]
+            if self._begin < self.at:  # the first window told it, and is written down
+                self.let_go()
             return []
         if self._doubts:
             self._doubts, ((window, tokens),) = False, self._texts
