@@ -57,9 +57,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 74_824,
+    "lines": 75_045,
     "lines of methods": 11_243,
-    "modules": 457,
+    "modules": 458,
     "docstrings": 0.14,
     "loose": 6,
 }

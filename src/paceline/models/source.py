@@ -20,6 +20,7 @@ from paceline.models.ct2 import CT2File, is_ct2
 from paceline.models.denoiser import denoiser_options, denoises
 from paceline.models.families import hf_config, is_denoiser
 from paceline.models.generation import gguf_sampling, hf_sampling
+from paceline.models.ggml import GGMLFile, is_ggml
 from paceline.models.gguf import GGUFFile, parts_of
 from paceline.models.hub import from_hub
 from paceline.models.pull import DEFAULT_MODEL, pull
@@ -31,6 +32,7 @@ from paceline.models.tokenizer import (
     read_json,
     tokenizer_from_directory,
     tokenizer_from_gguf,
+    tokenizer_from_words,
 )
 from paceline.models.weights import (
     FileWeights,
@@ -123,8 +125,8 @@ def resolve(
         if found is None or path.suffix == ".gguf":
             raise unknown_model(spec, "no such file or directory")
         path, name = from_hub(found[1], found[2], lambda reason: unknown_model(spec, reason)), spec
-    if is_ct2(path):
-        return CT2Source(path, name)
+    if is_ct2(path) or is_ggml(path):
+        return SpeechSource(path, name)
     if path.is_dir():
         path = kinds.model_in(path)
     if path.is_dir():
@@ -260,12 +262,13 @@ def _pooling(path: Path) -> Pooling:
     return next((names[n] for n in names if said.get(f"pooling_mode_{n}")), "last")
 
 
-class CT2Source:
-    """A Whisper in a directory of CTranslate2: model.bin and tokenizer.json."""
+class SpeechSource:
+    """A Whisper in a directory of CTranslate2, or in a file of whisper.cpp."""
 
     def __init__(self, path: Path, name: str | None = None) -> None:
-        self.path, self.name = path, name or path.resolve().name
-        self._file = CT2File(path / "model.bin")
+        whole = path.resolve()
+        self.path, self.name = path, name or (whole.name if path.is_dir() else whole.stem)
+        self._file = CT2File(path / "model.bin") if path.is_dir() else GGMLFile(path)
         self.config = hf_config(self._file.config)
         self.denoiser = False
         self.sampling: dict[str, float] = {}
@@ -279,7 +282,9 @@ class CT2Source:
         return FileWeights(self._file, self.config, self._file.path, gguf=False)
 
     def tokenizer(self) -> Tokenizer:
-        """Read `tokenizer.json`; texts end with the token of that name."""
+        """Read `tokenizer.json`, or the words of the file; texts end with "<|endoftext|>"."""
+        if isinstance(self._file, GGMLFile):
+            return tokenizer_from_words(self._file.words, self._file.marks)
         added = read_json(self.path / "tokenizer.json").get("added_tokens") or []
         ends = [each["id"] for each in added if each.get("content") == "<|endoftext|>"]
         return tokenizer_from_directory(self.path, tuple(ends))

@@ -150,7 +150,7 @@ class Tokenizer:
             return added
         spelled = self.core.id_to_token(token) or ""
         if self.context_free:
-            return bytes(_BYTES[char] for char in spelled if char in _BYTES)
+            return bytes(BYTES[char] for char in spelled if char in BYTES)
         if len(spelled) == 6 and spelled.startswith("<0x"):
             return bytes([int(spelled[3:5], 16)])
         return spelled.replace(_SPACE, " ").encode()
@@ -525,7 +525,8 @@ def _alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
 
 
-_BYTES = _alphabet()
+BYTES = _alphabet()
+"""Bytes by the character that shows them in byte-level vocabularies."""
 
 
 def _message(message: Mapping[str, Any], at: int, takes: str) -> dict[str, Any]:

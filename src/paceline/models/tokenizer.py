@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.cache import cache_dir, write_atomically
 from paceline.errors import ModelError
 from paceline.models.gguf import GGUFFile
-from paceline.models.text import Tokenizer
+from paceline.models.text import BYTES, Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -204,6 +204,20 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
         begins_chats=True,
         kept=folder / "vocabulary",
     )
+
+
+def tokenizer_from_words(words: Sequence[bytes], marks: Sequence[str]) -> Tokenizer:
+    """Return a byte-level tokenizer whose words were merged in the order of their ids.
+
+    `marks` are special tokens, of the ids behind; the first ends a text.
+    """
+    from tokenizers import AddedToken
+
+    shown = {byte: char for char, byte in BYTES.items()}
+    vocabulary = {"".join(shown[byte] for byte in word): at for at, word in enumerate(words)}
+    core = _bpe("gpt-2", vocabulary, _splits(vocabulary, range(len(words))))
+    core.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in marks])
+    return Tokenizer(core, eos_token_ids=(len(words),))
 
 
 def _from_parts(directory: Path) -> tokenizers.Tokenizer:
@@ -504,12 +518,17 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
         if kinds[index] in (_NORMAL, _USER_DEFINED)
     }
     scores = metadata["tokenizer.ggml.scores"].tolist()
+    return _splits(vocabulary, [-score for score in scores])
+
+
+def _splits(vocabulary: Mapping[str, int], ranks: Sequence[float]) -> list[tuple[str, str]]:
+    # All ways to join two pieces to a third, by the rank of that.
     ranked: list[tuple[float, int, int, str, str]] = []
     for piece, index in vocabulary.items():
         for cut in range(1, len(piece)):
             left, right = piece[:cut], piece[cut:]
             if left in vocabulary and right in vocabulary:
-                key = (-scores[index], vocabulary[left], vocabulary[right])
+                key = (ranks[index], vocabulary[left], vocabulary[right])
                 ranked.append((*key, left, right))
     return [(left, right) for *_, left, right in sorted(ranked)]
 
