@@ -19,7 +19,7 @@ from paceline.engine.engine import Completion, Engine
 from paceline.engine.hearing import Speech
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
-from paceline.errors import InvalidOption, PromptError
+from paceline.errors import InvalidOption, ModelError, PromptError
 from paceline.listening.timestamps import Segment
 from paceline.listening.windows import HeardWindow, Listener, Listening
 from paceline.models.text import Tokenizer
@@ -120,6 +120,13 @@ def test_a_model_without_ears_is_refused() -> None:
     parts = target, NoDrafter(), Coupled(), Fixed(6, 4), StopRules((END,), 64)
     with pytest.raises(InvalidOption, match="hears nothing"):
         Listener(Engine(AutoregressiveDecoder(*parts), TOKENIZER))
+
+
+def test_a_tokenizer_of_another_model_is_refused() -> None:
+    own = engine(rows=75)
+    own.tokenizer = TOKENIZER
+    with pytest.raises(ModelError, match=r"no <\|startoftranscript\|>"):
+        Listener(own)
 
 
 def test_a_prompt_without_a_sound_is_refused() -> None:

@@ -22,7 +22,7 @@ from paceline.core.target import Listens
 from paceline.core.types import BoolArray, LogitArray, SamplingParams
 from paceline.engine.engine import Completion, Engine, Prepared
 from paceline.engine.hearing import Speech
-from paceline.errors import InvalidOption
+from paceline.errors import InvalidOption, ModelError
 from paceline.listening.timestamps import Segment, TranscriptRules, segments_of, unspoken
 
 LEAST = RATE // 10
@@ -34,6 +34,7 @@ _TEMPERATURES = 5  # behind 0, in equal steps up to 1
 _SURE = -1.0  # least mean log-probability of a text that stands
 _CIRCLES = 2.4  # most bytes of such a text for one that zlib makes of them
 _SILENT = 0.6  # probability of no speech from which on there is none
+_MARKS = ("endoftext", "startoftranscript", "startofprev", "notimestamps")  # of all models
 _NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")  # the token of it has one name or the other
 
 
@@ -78,12 +79,19 @@ class Listener:
     """Transcribes with an engine whose model hears."""
 
     def __init__(self, engine: Engine) -> None:
-        """Bind it; raises InvalidOption if the model hears nothing."""
+        """Bind it.
+
+        Raises:
+            InvalidOption: the model hears nothing.
+            ModelError: its tokenizer is no Whisper's.
+        """
         target = engine.decoder.target
         if not isinstance(target, Listens) or not target.mels:
             raise InvalidOption("this model hears nothing: choose a Whisper")
         self.engine, self.mels = engine, target.mels
         self.ids = known = engine.tokenizer.special_ids
+        if missing := [each for each in _MARKS if f"<|{each}|>" not in known]:
+            raise ModelError(f"the tokenizer has no <|{missing[0]}|>: take that of the Whisper")
         vocabulary = engine.decoder.target.capabilities.vocab_size
         times = known["<|notimestamps|>"] + 1
         end, blank = known["<|endoftext|>"], engine.tokenizer.plain(" ")
