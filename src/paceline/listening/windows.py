@@ -34,7 +34,7 @@ _TEMPERATURES = 5  # behind 0, in equal steps up to 1
 _SURE = -1.0  # least mean log-probability of a text that stands
 _CIRCLES = 2.4  # most bytes of such a text for one that zlib makes of them
 _SILENT = 0.6  # probability of no speech from which on there is none
-_MARKS = ("endoftext", "startoftranscript", "startofprev", "notimestamps")  # of all models
+_MARKS = ("endoftext", "startoftranscript", "notimestamps")  # of all models
 _NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")  # the token of it has one name or the other
 
 
