@@ -1131,6 +1131,67 @@ def test_what_a_file_of_nemotron_may_say_is_refused(tmp_path: Path) -> None:
         gguf_config({**file.metadata, "nemotron_h_moe.expert_group_count": 2}, shapes, {})
 
 
+def test_a_file_of_nemotron_as_llama_cpp_converts_it(tmp_path: Path) -> None:
+    """The epsilon has the name of other norms, and one group of experts is said."""
+    original("nemotron-h-moe", tmp_path)
+    source, path = DirectorySource(tmp_path), tmp_path / "model.gguf"
+    write(path, replace(source.config, family="nemotron_h_moe"), source.weights(), "F32", {})
+    file = GGUFFile(path)
+    shapes = {name: each.shape for name, each in file.tensors.items()}
+    said = dict(file.metadata)
+    said["nemotron_h_moe.attention.layer_norm_epsilon"] = said.pop(
+        "nemotron_h_moe.attention.layer_norm_rms_epsilon"
+    )
+    said["nemotron_h_moe.expert_group_used_count"] = 1
+    assert gguf_config(said, shapes, {}) == file.config
+    del said["nemotron_h_moe.attention.layer_norm_epsilon"]
+    with pytest.raises(ModelError, match="no entry 'nemotron_h_moe.attention.layer_norm_rms_eps"):
+        gguf_config(said, shapes, {})
+
+
+def test_a_file_of_olmo_3_says_the_base_of_windows(tmp_path: Path) -> None:
+    original("olmo3", tmp_path)
+    source, path = DirectorySource(tmp_path), tmp_path / "model.gguf"
+    write(path, source.config, source.weights(), "F32", {})
+    file = GGUFFile(path)
+    shapes = {name: each.shape for name, each in file.tensors.items()}
+    said = {**file.metadata, "olmo2.rope.freq_base_swa": 5000.0}
+    assert gguf_config(said, shapes, {}).local_rope_base == 5000.0
+
+
+@pytest.mark.parametrize(
+    ("case", "entry", "tensor"),
+    [
+        ("qwen3.5", {"hidden_size": 128}, "embed of"),
+        ("qwen3.5", {"num_attention_heads": 2}, r"layers\.\d\.o of"),
+        ("qwen3.5", {"num_key_value_heads": 1}, r"layers\.\d\.k of"),
+        ("qwen3.5", {"linear_conv_kernel_dim": 3}, "delta_conv of"),
+        ("nemotron-h", {"ssm_state_size": 8}, "ssm_conv of"),
+        ("nemotron-h-moe", {"n_routed_experts": 2}, "router of"),
+    ],
+)
+def test_a_config_that_claims_other_sizes_is_refused(
+    case: str, entry: dict[str, int], tensor: str, tmp_path: Path
+) -> None:
+    original(case, tmp_path)
+    DirectorySource(tmp_path).weights()
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **entry}))
+    with pytest.raises(ModelError, match=f"{tensor}.* numbers, but its config says otherwise"):
+        DirectorySource(tmp_path).weights()
+
+
+def test_weights_that_are_no_numbers_are_named(tmp_path: Path) -> None:
+    original("qwen3.5", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 3] = float("nan")
+    save_file(tensors, path)
+    source = DirectorySource(tmp_path)
+    with pytest.raises(ModelError, match=r"tensor layers\.1\.up holds NaN or infinity"):
+        logits(source.config, source.weights(), "int8")
+
+
 def test_a_wrapper_is_its_text_model(tmp_path: Path) -> None:
     """Of a model that reads pictures the rest is left alone; other kinds are refused by name."""
     original("qwen3.5", tmp_path)

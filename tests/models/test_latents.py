@@ -147,7 +147,7 @@ FLASH: dict[str, Any] = {
 }
 
 
-def from_gguf(**more: Any) -> ModelConfig:
+def from_gguf(*tensors: str, **more: Any) -> ModelConfig:
     """Metadata as llama.cpp's converter writes it for that model; None leaves an entry out."""
     said = {
         "block_count": 47,
@@ -179,7 +179,7 @@ def from_gguf(**more: Any) -> ModelConfig:
     }
     metadata = {f"deepseek2.{name}": value for name, value in said.items() if value is not None}
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
-        ("token_embd.weight", "output.weight"), (154880, 2048)
+        ("token_embd.weight", "output.weight", *tensors), (154880, 2048)
     )
     return gguf_config({"general.architecture": "deepseek2", **metadata}, shapes, {})
 
@@ -212,6 +212,14 @@ def test_the_published_model_is_read_from_both(caplog: pytest.LogCaptureFixture)
 def test_what_is_not_there_is_refused(entry: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         hf_config({**FLASH, **entry})
+
+
+def test_a_file_with_offsets_of_scores_means_a_sigmoid() -> None:
+    with pytest.raises(ModelError, match="expert_gating_func None"):
+        from_gguf(expert_gating_func=None)
+    found = from_gguf("blk.1.exp_probs_b.bias", expert_gating_func=None)
+    assert found.experts is not None
+    assert found.experts.sigmoid
 
 
 @pytest.mark.parametrize(

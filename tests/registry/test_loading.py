@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -304,6 +305,14 @@ def test_auto_chooses_by_device(
 def test_auto_leaves_other_families_to_transformers(have: set[str], tmp_path: Path) -> None:
     assert choose_runtime(None, unknown_family(tmp_path)) == "transformers"
     assert choose_runtime("cuda", unknown_family(tmp_path)) == "transformers"
+
+
+def test_auto_leaves_no_broken_model_to_transformers(have: set[str], tmp_path: Path) -> None:
+    path = save_directory(tmp_path / "model", tiny_config())
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "num_attention_heads": "four"}))
+    with pytest.raises(ModelError, match="not that of a complete"):
+        choose_runtime(None, DirectorySource(path))
 
 
 @pytest.mark.parametrize(

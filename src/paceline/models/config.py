@@ -184,7 +184,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         full = self.full_kv_heads or self.kv_heads, self.full_head_dim or self.head_dim
         for kv_heads, width in ((self.kv_heads, self.head_dim), full):
-            if self.heads % kv_heads or width % 2:
+            few = min(self.heads, kv_heads, width) < 1
+            if few or self.heads % kv_heads or width % 2:
                 raise ModelError(
                     f"{self.heads} heads over {kv_heads} key-value heads of width {width} are not "
                     f"a shape of family {self.family}: {ELSEWHERE}"
@@ -371,7 +372,7 @@ class ModelConfig:
                     "feed-forward sizes",
                 ),
                 "rope_base": base,
-                "norm_eps": float(get("attention.layer_norm_rms_epsilon")),
+                "norm_eps": float(_epsilon(get)),
                 "max_context": context,
                 "tied_embeddings": "output.weight" not in shapes,
                 "qkv_bias": "blk.0.attn_q.bias" in shapes,
@@ -396,6 +397,13 @@ class ModelConfig:
                 f"the GGUF file is not a complete {family} model ({_what(error)}): "
                 "download the model again"
             ) from error
+
+
+def _epsilon(get: Entries) -> Any:
+    # Files of Nemotron may have the other name alone, as llama.cpp reads them.
+    other = get("attention.layer_norm_epsilon", None)
+    name = "attention.layer_norm_rms_epsilon"
+    return get(name) if other is None else get(name, other)
 
 
 def _by_layer(count: Any, what: str) -> int:
@@ -493,6 +501,7 @@ _NEUTRAL = {
     "expert_gating_func": 1,  # softmax
     "expert_weights_norm": True,
     "expert_group_count": 1,
+    "expert_group_used_count": 1,
     # llama.cpp reads these of no family here.
     "rope.scaling.yarn_ext_factor": -1.0,
     "rope.scaling.yarn_attn_factor": 1.0,

@@ -9,8 +9,9 @@ that drafts, it is the one behind the last. Those of an encoder have "encoder." 
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -110,6 +111,7 @@ class FileWeights:
         self._reader, self._config, self._what, self._gguf = reader, config, what, gguf
         self._family: Family = family_of(config)
         self._stacked = self._family.gguf_stacked if gguf else self._family.hf_stacked
+        self._refuse_other_sizes()
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._theirs(name) in self._reader
@@ -171,6 +173,45 @@ class FileWeights:
     def place(self, name: str) -> tuple[str, slice | npt.NDArray[np.int64] | None]:
         """Return the file's name of a tensor that it has, and which of its rows are meant."""
         return self._known(name), self._rows(name)
+
+    def _refuse_other_sizes(self) -> None:
+        # Kernels go by the tensors where these and the config disagree, or by neither.
+        for name, rows, columns in self._sizes():
+            if name not in self:
+                continue
+            shape = self._reader.shape(self._theirs(name))
+            if rows not in (0, shape[0]) or columns not in (0, shape[-1]):
+                raise self._misfit(name)
+
+    def _sizes(self) -> Iterator[tuple[str, int, int]]:
+        # Rows and columns that the config tells, by name; 0 for any.
+        config, hidden, latents = self._config, self._config.hidden_size, self._config.latents
+        yield "embed", config.vocab_size, hidden
+        for layer in range(config.layers):
+            kv_heads, width = config.kv_shape(layer)
+            wide = config.heads * (latents.values if latents else width)
+            yield f"layers.{layer}.o", hidden, wide
+            if self._theirs(f"layers.{layer}.k") != self._theirs(f"layers.{layer}.q"):
+                yield f"layers.{layer}.k", kv_heads * width, hidden
+            if latents:
+                yield f"layers.{layer}.kv_a", latents.rank + latents.rotated, hidden
+            if config.experts:
+                yield f"layers.{layer}.router", config.experts.count, hidden
+            if config.layer_inputs:
+                yield f"layers.{layer}.input_gate", config.layer_inputs, hidden
+        for layer in config.recurrent:
+            yield f"layers.{layer}.conv_taps", hidden, config.taps
+            if (heads := config.state_heads) is not None:
+                for kind in ("ssm", "delta"):
+                    yield f"layers.{layer}.{kind}_conv", heads.values + 2 * heads.keys, heads.taps
+                    yield f"layers.{layer}.{kind}_rate", heads.value_heads, 0
+
+    def _misfit(self, name: str) -> ModelError:
+        shape = " x ".join(map(str, self._reader.shape(self._theirs(name))))
+        return ModelError(
+            f"{self._what} has {name} of {shape} numbers, but its config says otherwise: "
+            "download the model again"
+        )
 
     def check(self, given: Iterable[str]) -> None:
         """Raise ModelError unless a Llama-like model has just the `given` tensors of the file."""
@@ -241,6 +282,16 @@ class FileWeights:
         return f"{theirs}.{kind or 'weight'}"
 
     def _rows(self, name: str) -> slice | npt.NDArray[np.int64] | None:
+        found = self._chosen(name)
+        if found is None:
+            return None
+        shape = self._reader.shape(self._theirs(name))
+        end = found.stop if isinstance(found, slice) else int(found.max(initial=-1)) + 1
+        if end > math.prod(shape[:-1] or shape):
+            raise self._misfit(name)
+        return found
+
+    def _chosen(self, name: str) -> slice | npt.NDArray[np.int64] | None:
         part = name.removesuffix(".bias").rpartition(".")[2]
         config, latents = self._config, self._config.latents
         if ".heads." in name and not self._gguf:

@@ -17,6 +17,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, ModelError, RuntimeUnavailable
+from paceline.models.config import ELSEWHERE
 from paceline.models.denoiser import denoiser_options
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import AdaptedSource, FirstLayers, ModelSource, resolve
@@ -53,8 +54,9 @@ def choose_runtime(device: str | None, source: ModelSource) -> str:
     try:
         source.config  # noqa: B018 (raises for families that are not written here)
         wanted = "cpu" if device in (None, "cpu") else "torch"
-    except ModelError:
-        if source.denoiser:  # that library has none
+    except ModelError as error:
+        # That library has no denoisers, and what is broken it would not read otherwise.
+        if source.denoiser or ELSEWHERE not in str(error):
             raise
         wanted = "transformers"
     if installed(wanted):

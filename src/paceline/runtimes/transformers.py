@@ -35,7 +35,7 @@ from paceline.core.target import (
 )
 from paceline.core.types import BoolArray, Capabilities, IntArray
 from paceline.errors import InvalidOption, ModelError, RuntimeUnavailable
-from paceline.models.config import ModelConfig, inverse_frequencies
+from paceline.models.config import ELSEWHERE, ModelConfig, inverse_frequencies
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights, canonical_name
 from paceline.runtimes.torch.target import to_numpy, torch_device, torch_dtype
@@ -61,6 +61,15 @@ def load(source: ModelSource, dtype: torch.dtype) -> Any:
         return auto.from_pretrained(folder, gguf_file=name, dtype=dtype)
     # The library's own reader takes many times longer, and needs the package accelerate.
     return _from_weights(config, source.weights(), dtype)
+
+
+def _why_not_here(source: ModelSource) -> str:
+    # The fix, after what the CPU runtime says of the model.
+    try:
+        source.config  # noqa: B018 (raises for families that are not written here)
+    except ModelError as error:
+        return f", and paceline reads no such model: {str(error).removesuffix(f': {ELSEWHERE}')}"
+    return ": check the model's files"
 
 
 def _from_weights(config: ModelConfig, weights: Weights, dtype: torch.dtype) -> Any:
@@ -303,10 +312,12 @@ class TransformersTarget:
         try:
             with quiet():
                 model = load(source, dtype).to(place)
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        except ModelError:
+            raise
+        except Exception as error:  # checks of configs there have kinds of their own
             reason = " ".join(str(error).split())
             raise ModelError(
-                f"transformers cannot load {source.name} ({reason}): check the model's files"
+                f"transformers cannot load {source.name} ({reason}){_why_not_here(source)}"
             ) from error
         return cls(model, precision, options)
 

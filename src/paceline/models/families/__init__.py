@@ -116,5 +116,5 @@ def _find(name: object, key: str) -> Family:
     for family in families:
         if name and getattr(family, key) == name:
             return family
-    known = ", ".join(filter(None, (getattr(each, key) for each in families)))
+    known = ", ".join(dict.fromkeys(filter(None, (getattr(each, key) for each in families))))
     raise ModelError(f"architecture {name!r} is not one of {known}: {ELSEWHERE}")

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.models.config import ELSEWHERE, Latents, ModelConfig, stretch
+from paceline.models.config import ELSEWHERE, Latents, ModelConfig, Shapes, stretch
 from paceline.models.families.base import (
     GGUF_PARTS,
     HF_PARTS,
@@ -92,6 +92,12 @@ def _tell(more: int) -> None:
         _LOG.warning("layers of the model that would draft are not read: %d", more)
 
 
+def _gguf_entries(metadata: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
+    # Files of GLM say nothing of it. Scores that an offset corrects are sigmoids.
+    offset = any(name.endswith(".exp_probs_b.bias") for name in shapes)
+    return {**({"deepseek2.expert_gating_func": _SIGMOID} if offset else {}), **metadata}
+
+
 def _from_gguf(get: Get) -> dict[str, Any]:
     width = int(get("attention.key_length_mla", 0))
     if not width:
@@ -109,7 +115,7 @@ def _from_gguf(get: Get) -> dict[str, Any]:
     check_shared(get("expert_shared_count", 0))
     count, used = int(get("expert_count")), int(get("expert_used_count"))
     gating = get("expert_gating_func", None)
-    if gating not in (1, _SIGMOID):  # older files say nothing where they mean a sigmoid
+    if gating not in (1, _SIGMOID):
         raise ModelError(f"expert_gating_func {gating} is not known: convert the model again")
     groups = int(get("expert_group_count", 1))
     experts = Experts(
@@ -202,6 +208,7 @@ DEEPSEEK3 = Family(
     hf_stacked=stacked_in("mlp.experts"),
     bare=("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
     entries=_entries,
+    gguf_entries=_gguf_entries,
     from_hf=_from_hf,
     from_gguf=_from_gguf,
     hf_mtp={

@@ -82,6 +82,7 @@ GEMMA3 = Family(
         "post_ffn_norm": "post_feedforward_layernorm",
     },
     norms_less_one=True,
+    wraps=("gemma3",),
     from_hf=_from_hf,
     from_gguf=_from_gguf,
     halves=(_attention, _feed_forward),

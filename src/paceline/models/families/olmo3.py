@@ -47,8 +47,8 @@ def _from_gguf(get: Get) -> dict[str, Any]:
     window, layers = int(get("attention.sliding_window", 0)), int(get("block_count"))
     pattern = get("attention.sliding_window_pattern", None)
     sliding = _sliding(layers) if pattern is None else list(map(bool, pattern))
-    base = float(get("rope.freq_base", 10000.0))
-    return _changes(window, sliding, base)
+    base = get("rope.freq_base", 10000.0)
+    return _changes(window, sliding, float(get("rope.freq_base_swa", base)))
 
 
 def _attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:

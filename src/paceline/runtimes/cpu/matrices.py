@@ -105,7 +105,15 @@ class Formats:
         some = slice(None) if rows is None else rows
         order = some if stored.order is None else stored.order[some]
         own = self._own_blocks(stored, kind, order)
-        return kind, quantize(kind, self._weights[name][some]) if own is None else own
+        return kind, self._quantised(kind, name, some) if own is None else own
+
+    def _quantised(
+        self, kind: str, name: str, rows: slice | npt.NDArray[np.int64] = slice(None)
+    ) -> npt.NDArray[np.uint8]:
+        values = self._weights[name][rows]
+        if kind != "F32" and not np.isfinite(values).all():
+            raise ModelError(f"tensor {name} holds NaN or infinity: download the model again")
+        return quantize(kind, values)
 
     def _own_blocks(
         self, stored: Stored, kind: str, rows: slice | npt.NDArray[np.int64] = slice(None)
@@ -161,7 +169,7 @@ class Matrices(Formats):
         own = self._own_blocks(stored, kind)
         made = self._packed.matrix(
             kind,
-            quantize(kind, self._weights[name]) if own is None else own,
+            self._quantised(kind, name) if own is None else own,
             inputs,
             order=None if own is None else stored.order,
             bias=self.bias(name),
