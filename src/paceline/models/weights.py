@@ -107,11 +107,15 @@ class _Reader(Protocol):
 class FileWeights:
     """`Weights` of a file: finds names, parts of fused tensors and the order of rows."""
 
-    def __init__(self, reader: _Reader, config: ModelConfig, what: Path, *, gguf: bool) -> None:
+    def __init__(
+        self, reader: _Reader, config: ModelConfig, what: Path, *, gguf: bool, whole: bool = True
+    ) -> None:
+        # An adapter is not `whole`: its tensors have sizes of their own.
         self._reader, self._config, self._what, self._gguf = reader, config, what, gguf
         self._family: Family = family_of(config)
         self._stacked = self._family.gguf_stacked if gguf else self._family.hf_stacked
-        self._refuse_other_sizes()
+        if whole:
+            self._refuse_other_sizes()
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._theirs(name) in self._reader
