@@ -195,7 +195,7 @@ class LoraAdapter:
         if self.gguf and self.architecture != family.gguf:
             raise self.wrong(f"is for {self.architecture}, and {another}")
         # Names and order of rows are those of a model's file with these matrices.
-        places = FileWeights(cast(Any, self), config, self.path, gguf=self.gguf)
+        places = FileWeights(cast(Any, self), config, self.path, gguf=self.gguf, whole=False)
         found: dict[str, Factors] = {}
         rows: Counter[str] = Counter()
         for each in _matrices(config, self.gguf):

@@ -114,6 +114,7 @@ class FileWeights:
         self._reader, self._config, self._what, self._gguf = reader, config, what, gguf
         self._family: Family = family_of(config)
         self._stacked = self._family.gguf_stacked if gguf else self._family.hf_stacked
+        self._whole = whole
         if whole:
             self._refuse_other_sizes()
 
@@ -287,8 +288,8 @@ class FileWeights:
 
     def _rows(self, name: str) -> slice | npt.NDArray[np.int64] | None:
         found = self._chosen(name)
-        if found is None:
-            return None
+        if found is None or not self._whole:
+            return found
         shape = self._reader.shape(self._theirs(name))
         end = found.stop if isinstance(found, slice) else int(found.max(initial=-1)) + 1
         if end > math.prod(shape[:-1] or shape):
