@@ -110,7 +110,7 @@ class FileWeights:
     def __init__(
         self, reader: _Reader, config: ModelConfig, what: Path, *, gguf: bool, whole: bool = True
     ) -> None:
-        # An adapter is not `whole`: its tensors have sizes of their own.
+        # Not `whole`: adapters, and assistants, which check what they have.
         self._reader, self._config, self._what, self._gguf = reader, config, what, gguf
         self._family: Family = family_of(config)
         self._stacked = self._family.gguf_stacked if gguf else self._family.hf_stacked

@@ -192,7 +192,8 @@ class PublishedAssistant:
             network = Assistant(config, target)
         except ValueError as error:
             raise self._other(f"{error}, which the model lacks") from error
-        own = FileWeights(self.tensors, config, self.path, gguf=self.layout == "GGUF")
+        gguf = self.layout == "GGUF"
+        own = FileWeights(self.tensors, config, self.path, gguf=gguf, whole=False)
         before = "nextn." if self.layout == "GGUF" else ""
         around = {name: f"{before}{theirs}.weight" for name, theirs in _AROUND.items()}
         wanted = {**network.shapes(), "head": (config.vocab_size, config.hidden_size)}
