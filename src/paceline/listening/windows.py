@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
@@ -154,6 +154,7 @@ class Transcription:
         language: its code, once it is known.
         window: that of the last text.
         at: samples that are heard.
+        likely: tokens that a text is likely to repeat, which changes no text.
     """
 
     def __init__(
@@ -168,6 +169,7 @@ class Transcription:
         self.language = asked.language if listener.languages else "en"
         self.window = HeardWindow()
         self.at, self._spoken = at, spoken
+        self.likely: Sequence[int] = ()
         self._speech: Speech | None = None  # the window that is heard now, and where it begins
         self._begin = at
         self._texts: list[tuple[HeardWindow, tuple[int, ...]]] = []  # of that window
@@ -205,7 +207,13 @@ class Transcription:
         params = SamplingParams(
             temperature=self._temperature, seed=self._seed(), max_new_tokens=_WORDS, logprobs=0
         )
-        return engine.prepare(prompt, params, speech=self._speech, constraint=listener.rules)
+        return engine.prepare(
+            prompt,
+            params,
+            speech=self._speech,
+            constraint=listener.rules,
+            prediction=self.likely,
+        )
 
     def heard(self, done: Completion) -> list[Segment]:
         """Take a text that was asked for; return the segments that became final."""
