@@ -57,9 +57,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 75_337,
+    "lines": 75_716,
     "lines of methods": 11_243,
-    "modules": 460,
+    "modules": 461,
     "docstrings": 0.14,
     "loose": 6,
 }

@@ -12,7 +12,7 @@ from tests.listening.test_windows import WORDS, engine, noise
 from paceline.audio.mel import RATE, WINDOW
 from paceline.drafters.base import NoDrafter
 from paceline.errors import InvalidOption
-from paceline.listening.live import Caption, Live
+from paceline.listening.live import Live, LiveCaption
 from paceline.listening.timestamps import Segment
 from paceline.listening.windows import Listener, Listening
 
@@ -76,9 +76,9 @@ def spoken(seconds: int) -> np.ndarray:
     return np.repeat(np.arange(seconds), RATE).astype(np.float32)
 
 
-def listen(live: Live, sound: np.ndarray, cost: float) -> tuple[list[str], list[Caption]]:
+def listen(live: Live, sound: np.ndarray, cost: float) -> tuple[list[str], list[LiveCaption]]:
     """Let a sound come in its own time; each step takes `cost` seconds."""
-    clock, pushed, final, told = 0.0, 0, list[str](), list[Caption]()
+    clock, pushed, final, told = 0.0, 0, list[str](), list[LiveCaption]()
     while True:
         due = min(len(sound), round(clock * RATE))
         if pushed < due:
@@ -98,6 +98,7 @@ def listen(live: Live, sound: np.ndarray, cost: float) -> tuple[list[str], list[
             live.push(sound[pushed:due])
             pushed = due
         caption = live.heard(Done())  # type: ignore[arg-type]
+        assert caption is not None
         final += caption.final
         told.append(caption)
 
@@ -142,15 +143,16 @@ def test_no_step_is_due_without_sound() -> None:
         live.push(spoken(1))
 
 
-def captions(own: Any, likely: bool) -> list[Caption]:
-    live, sound, told = Live(Listener(own), Listening()), noise(4.0, seed=2), list[Caption]()
+def captions(own: Any, likely: bool) -> list[LiveCaption]:
+    live, sound, told = Live(Listener(own), Listening()), noise(4.0, seed=2), list[LiveCaption]()
     for begin in range(0, len(sound), RATE):
         live.push(sound[begin : begin + RATE])
         if begin + RATE >= len(sound):
             live.end()
         while (request := live.next()) is not None:
             live._likely = live._likely if likely else ()
-            told.append(live.heard(own.generate(request)))
+            caption = live.heard(own.generate(request))
+            told += [] if caption is None else [caption]
     live.let_go()
     return told
 

@@ -31,8 +31,9 @@ _PIECE = 16 * RATE  # samples that are made at once, so that a matrix serves sev
 class Resampler:
     """Makes sound of another rate, piece by piece; where pieces end does not matter."""
 
-    def __init__(self, rate: int) -> None:
-        """Begin a sound of so many samples a second."""
+    def __init__(self, rate: int, piece: int = _PIECE) -> None:
+        """Begin a sound of so many samples a second; `piece` samples at least are made at once."""
+        self._piece = piece
         common = math.gcd(rate, RATE)
         self._up, self._down = RATE // common, rate // common
         # Weights are the same again after a period: so many samples here, and so many there.
@@ -47,7 +48,7 @@ class Resampler:
         self._held.append(samples)
         self._waiting += len(samples)
         periods = max(0, self._waiting - self._reach - self._down) // self._theirs
-        if periods * self._period < _PIECE:
+        if periods * self._period < self._piece:
             return np.zeros(0, np.float32)
         return self._make(periods)
 

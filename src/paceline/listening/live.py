@@ -23,7 +23,7 @@ from paceline.listening.windows import LEAST, Listener, Listening, Transcription
 _KEPT = WINDOW // 2  # samples that a window holds before it loses any: words need what came before
 
 
-class Caption(NamedTuple):
+class LiveCaption(NamedTuple):
     """What a step has told.
 
     Attributes:
@@ -77,15 +77,17 @@ class Live:
             self._step.likely, self._known = self._likely, len(window)
         return self._step.next()
 
-    def heard(self, done: Completion) -> Caption:
-        """Take a text that was asked for."""
+    def heard(self, done: Completion) -> LiveCaption | None:
+        """Take a text that was asked for; None if the window needs another one."""
         step, agreement = self._step, self._agreement
         assert step is not None  # which has asked for it
         found = step.heard(done)
         lag = (len(self._samples) - self._known) / RATE
-        if not step.at:  # the window needs another text
-            return Caption((), (), lag)
-        self._step, self._likely = None, done.token_ids
+        if not step.at:
+            return None
+        self._step = None
+        if len(done.token_ids) > 1:  # a text, and no answer to whether there is speech
+            self._likely = done.token_ids
         self._asked = replace(self._asked, language=step.language)
         said = [words_of(self._listener.engine.tokenizer.decode(each.tokens)) for each in found]
         words, ends = [*chain(*said)], [*accumulate(map(len, said))]
@@ -100,7 +102,7 @@ class Live:
         self._final += final
         draft = words[agreement.settled :]
         self._drop(*cuts[-1])
-        return Caption(final, draft, lag)
+        return LiveCaption(final, draft, lag)
 
     def let_go(self) -> None:
         """Free what the engine holds of the window."""

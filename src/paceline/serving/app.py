@@ -21,7 +21,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from paceline.audio.mel import RATE
 from paceline.errors import PacelineError
@@ -43,6 +44,7 @@ from paceline.serving.objects import Answer
 from paceline.serving.pieces import Pieces, written
 from paceline.serving.plan import guarded, tokenize
 from paceline.serving.protocol import BadRequest, DetokenizeRequest, TokenizeRequest, decode
+from paceline.serving.realtime import Session
 from paceline.serving.routes import INFO, ROUTES, Way
 from paceline.serving.settings import GIB, Settings
 from paceline.serving.worker import ENDED, Delivery, Job, Load, Outbox, ServingCore, Worker
@@ -520,6 +522,17 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
     async def metrics(request: Request) -> Response:
         return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
 
+    def plainly(request: Request) -> Any:
+        raise BadRequest(
+            "upgrade: this route is a WebSocket: ask it by one, and install paceline[realtime] "
+            "where the server runs",
+            "upgrade",
+            426,
+        )
+
+    async def talk(socket: WebSocket) -> None:
+        await Session(service, socket).run()
+
     def post(path: str, handler: Handler) -> Route:
         return Route(path, handler, methods=["POST"])
 
@@ -539,6 +552,7 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
             "/v1/batches/{id}/cancel",
             telling(lambda r: service.batches.cancel(r.path_params["id"])),
         ),
+        Route("/v1/realtime", telling(plainly)),
         Route("/api/tags", telling(lambda _: ollama.tags(service.hosting.all()))),
         Route("/api/ps", telling(lambda _: ollama.running(service.hosting.all()))),
         Route("/api/version", telling(lambda _: {"version": __version__})),
@@ -554,6 +568,7 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         Route("/openapi.json", telling(lambda _: openapi.document())),
         Route("/", page),
     ]
+    routes += [WebSocketRoute(path, talk) for path in ("/v1/realtime", "/realtime")]
     # Also without /v1, which some clients' base URLs leave out.
     routes += [
         Route(each.path[3:], each.endpoint, methods=each.methods)

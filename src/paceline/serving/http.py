@@ -34,6 +34,7 @@ from paceline.serving.worker import ShutDown, SlowReader
 PING = b": ping\n\n"
 """A comment, which keeps proxies from closing a silent stream."""
 
+_KEY = "openai-insecure-api-key."
 _MOST_TOLD = 50  # names in a header, of which clients take 8 KiB or so
 
 T = TypeVar("T")
@@ -292,9 +293,12 @@ class Keys:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        free = scope["type"] != "http" or scope["path"] in ("/health", "/") or not self._keys
-        if free or self._known(Headers(scope=scope)):
+        asked = scope["type"] in ("http", "websocket") and scope["path"] not in ("/health", "/")
+        if not asked or not self._keys or self._known(Headers(scope=scope)):
             await self._app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
             return
         said = "the API key is missing or wrong: send Authorization: Bearer KEY"
         headers = {"www-authenticate": "Bearer"}
@@ -305,6 +309,9 @@ class Keys:
         kind, _, key = headers.get("authorization", "").partition(" ")
         given = [key.strip() if kind.lower() == "bearer" else ""]
         given += [headers.get(name, "").strip() for name in ("x-api-key", "api-key")]
+        # Pages cannot give a WebSocket headers of their own.
+        offered = headers.get("sec-websocket-protocol", "").split(",")
+        given += [each.strip().removeprefix(_KEY) for each in offered if _KEY in each]
         tried = [each.encode("utf-8", "replace") for each in given]
         # Every key is compared, in constant time, so that time tells nothing.
         return sum(hmac.compare_digest(each, key) for each in tried for key in self._keys) > 0

@@ -43,6 +43,7 @@ _KINDS: dict[str, type[Any]] = {path: way[0] for path, way in ROUTES.items()} | 
 }
 _GETS = {
     "/v1/models": "List the model under its names.",
+    "/v1/realtime": "Write down speech while it comes, by a WebSocket.",
     "/v1/files": "List the files that are kept.",
     "/v1/batches": "List the batches.",
     "/api/tags": "List the model, as Ollama does.",
@@ -76,6 +77,7 @@ _ERRORS = {
     "408": "The body arrived too slowly, or the answer was read too slowly.",
     "413": "The body is too large.",
     "415": "The body is of a kind that is not read.",
+    "426": "The route is a WebSocket.",
     "429": "The server has accepted as much as it may: see Retry-After.",
     "409": "It has ended.",
     "500": "The server failed.",
@@ -119,6 +121,8 @@ def document() -> dict[str, Any]:
         paths[path] = {"post": _operation(summary, streams, _ERRORS) | {"requestBody": body}}
     for path, summary in _GETS.items():
         kept = {status: text for status, text in _ERRORS.items() if status in _QUIET}
+        if path == "/v1/realtime":
+            kept["426"] = _ERRORS["426"]
         if path in _QUERIES:
             kept |= {"400": _ERRORS["400"], "501": _ERRORS["501"]}
         shown = _operation(summary, {}, kept, plain=path == "/metrics")

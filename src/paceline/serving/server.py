@@ -84,7 +84,7 @@ async def run(
     config = uvicorn.Config(
         service.app,
         http=Protocol,
-        ws="none",
+        ws="auto",  # what the extra `realtime` brings
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -169,6 +169,10 @@ class Impatient(H11Protocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=_UNREAD)
         self._timer = self.loop.call_later(self.patience, self._late)
+
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        self._timer.cancel()
+        super().handle_websocket_upgrade(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()

@@ -1,0 +1,346 @@
+"""Captions over a WebSocket, as OpenAI's realtime API has transcriptions."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import math
+import uuid
+from collections import deque
+from contextlib import suppress
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta, Struct
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from paceline.audio.mel import RATE
+from paceline.audio.resample import Resampler
+from paceline.core.types import LogitArray
+from paceline.engine.engine import Completion, Prepared
+from paceline.errors import InvalidOption, PacelineError
+from paceline.listening.live import Live, LiveCaption
+from paceline.listening.windows import Listening
+from paceline.serving.http import described
+from paceline.serving.model import ServedModel
+from paceline.serving.protocol import BadRequest
+from paceline.serving.worker import Job, Outbox, Worker
+
+Json = dict[str, Any]
+_TEXT = "conversation.item.input_audio_transcription."
+_OFFERED = "sec-websocket-protocol"
+_WAIT = 15.0  # seconds between looks at an outbox
+
+
+class Format(Struct, forbid_unknown_fields=True):
+    """Numbers of 16 bits, little-endian, of one channel."""
+
+    type: Literal["audio/pcm"] = "audio/pcm"
+    rate: Annotated[int, Meta(ge=8000, le=192_000)] = 24_000
+
+
+class Wanted(Struct, forbid_unknown_fields=True):
+    model: str | None = None
+    language: str | None = None
+    prompt: Annotated[str, Meta(max_length=10_000)] = ""
+
+
+class AudioInput(Struct, forbid_unknown_fields=True):
+    """There are no turns and no filters: both must be null."""
+
+    format: Format | None = None
+    transcription: Wanted | None = None
+    turn_detection: None = None
+    noise_reduction: None = None
+
+
+class AudioSettings(Struct, forbid_unknown_fields=True):
+    input: AudioInput = msgspec.field(default_factory=AudioInput)
+
+
+class SessionSettings(Struct, forbid_unknown_fields=True):
+    type: Literal["transcription"] = "transcription"
+    audio: AudioSettings = msgspec.field(default_factory=AudioSettings)
+
+
+class UpdateEvent(Struct, tag_field="type", tag="session.update"):
+    session: SessionSettings
+    event_id: str | None = None
+
+
+class AppendEvent(Struct, tag_field="type", tag="input_audio_buffer.append"):
+    audio: str
+    event_id: str | None = None
+
+
+class CommitEvent(Struct, tag_field="type", tag="input_audio_buffer.commit"):
+    event_id: str | None = None
+
+
+class ClearEvent(Struct, tag_field="type", tag="input_audio_buffer.clear"):
+    event_id: str | None = None
+
+
+_READ = msgspec.json.Decoder(UpdateEvent | AppendEvent | CommitEvent | ClearEvent).decode
+
+
+class Item:
+    """Sound from one commit to the next: `waiting` is what its captions have not taken.
+
+    One that is `cleared` is forgotten.
+    """
+
+    def __init__(self, rate: int) -> None:
+        self.id = f"item_{uuid.uuid4().hex}"
+        self.waiting: deque[LogitArray] = deque()
+        self.committed = self.cleared = False
+        self.seconds = 0.0
+        self.said = ""
+        self._resampler = None if rate == RATE else Resampler(rate, 1)
+
+    def add(self, samples: npt.NDArray[np.float64]) -> None:
+        own = self._resampler
+        self._take(samples.astype(np.float32) if own is None else own.feed(samples))
+
+    def commit(self) -> None:
+        if self._resampler is not None:
+            self._take(self._resampler.end())
+        self.committed = True
+
+    def _take(self, samples: LogitArray) -> None:
+        self.waiting.append(samples)
+        self.seconds += len(samples) / RATE
+
+
+class Session:
+    """One connection: what it says makes items, which are written down one after another."""
+
+    def __init__(self, service: Any, socket: WebSocket) -> None:
+        """`service` is an `app.Service`."""
+        self._service, self._socket = service, socket
+        self._settings = service.settings
+        self._format, self._wanted = Format(), Wanted()
+        self._items = deque([Item(self._format.rate)])
+        self._more = asyncio.Event()
+        self._outbox = Outbox()
+        self._sending = asyncio.Lock()
+        self._live: Live | None = None
+        self._last: str | None = None  # item that was committed
+
+    async def run(self) -> None:
+        """Serve until either side ends it."""
+        service, socket = self._service, self._socket
+        origin, host = (socket.headers.get(name, "") for name in ("origin", "host"))
+        allowed = self._settings.cors_origin or []
+        if origin and urlsplit(origin).netloc != host and not {origin, "*"} & {*allowed}:
+            await socket.close(1008)  # a page of elsewhere
+            return
+        asked = [each.strip() for each in socket.headers.get(_OFFERED, "").split(",")]
+        await socket.accept("realtime" if "realtime" in asked else None)
+        try:
+            self.ticket = service.gate.enter()
+            hosted = service.hosting.find(socket.query_params.get("model"))
+        except PacelineError as error:
+            await self._fail(error)
+            await socket.close(1013)
+            return
+        held = False
+        try:
+            model = await service.hosting.take(hosted)
+            held = True
+            if model.listener is None:
+                raise BadRequest(f"model: {model.name} hears no sound: name a Whisper", "model")
+            self._model, self._hosted, self._worker = model, hosted, hosted.worker
+            await self._tell("session.created", session=self._told())
+            writing = asyncio.ensure_future(self._write())
+            reading = asyncio.ensure_future(self._listen())
+            try:
+                await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in (writing, reading):
+                    each.cancel()
+                await asyncio.wait((writing, reading))
+            for each in (reading, writing):
+                if not each.cancelled():
+                    each.result()
+        except PacelineError as error:
+            with suppress(RuntimeError, WebSocketDisconnect):  # the client may have gone
+                await self._fail(error)
+                await socket.close(1011)
+        except (WebSocketDisconnect, TimeoutError):
+            pass
+        finally:
+            self._close(hosted, held)
+
+    def _close(self, hosted: Any, held: bool) -> None:
+        if held:
+            if hosted.worker is not None:
+                hosted.worker.cancel(self._outbox.jobs)
+            self._service.hosting.give(hosted)
+        if self._live is not None:
+            self._live.let_go()
+        self._service.leave(self.ticket)
+
+    # What the client says:
+
+    async def _listen(self) -> None:
+        while True:
+            async with asyncio.timeout(self._settings.read_timeout):
+                text = await self._socket.receive_text()
+            event_id = None
+            try:
+                try:
+                    event = _READ(text)
+                except msgspec.MsgspecError as error:
+                    raise BadRequest(f"the event is not read: {error}") from error
+                event_id = event.event_id
+                await self._take(event)
+            except PacelineError as error:
+                await self._fail(error, event_id)
+
+    async def _take(self, event: UpdateEvent | AppendEvent | CommitEvent | ClearEvent) -> None:
+        item = self._items[-1]
+        if isinstance(event, AppendEvent):
+            await asyncio.to_thread(self._append, item, event.audio)
+        elif isinstance(event, UpdateEvent):
+            self._update(event.session.audio.input)
+            await self._tell("session.updated", session=self._told())
+        elif isinstance(event, ClearEvent):
+            item.cleared = True
+            self._items.append(Item(self._format.rate))
+            await self._tell("input_audio_buffer.cleared")
+        else:
+            if not item.seconds:
+                raise BadRequest("input_audio_buffer: it is empty: append sound before a commit")
+            item.commit()
+            self._items.append(Item(self._format.rate))
+            before, self._last = self._last, item.id
+            await self._tell(
+                "input_audio_buffer.committed", previous_item_id=before, item_id=item.id
+            )
+        self._more.set()
+
+    def _append(self, item: Item, audio: str) -> None:
+        try:
+            raw = base64.b64decode(audio, validate=True)
+        except binascii.Error as error:
+            raise BadRequest(f"audio: it is no base64 ({error})", "audio") from error
+        if len(raw) % 2:
+            raise BadRequest("audio: numbers have two bytes: send whole ones", "audio")
+        seconds = len(raw) / 2 / self._format.rate
+        most = self._settings.max_sound
+        held = sum(len(each) for one in [*self._items] for each in [*one.waiting]) / RATE
+        if most is not None and held + seconds > most:
+            raise BadRequest(f"audio: {held:.0f} s wait to be heard: send it more slowly", "audio")
+        item.add(np.frombuffer(raw, "<i2").astype(np.float64) / 32768)
+
+    def _update(self, asked: AudioInput) -> None:
+        item, wanted = self._items[-1], asked.transcription or self._wanted
+        form = asked.format or self._format
+        if item.seconds and (form != self._format or wanted != self._wanted):
+            raise BadRequest("session: there is sound that is not committed: commit it before")
+        named = wanted.model
+        if named is not None and self._service.hosting.find(named) is not self._hosted:
+            raise BadRequest("model: it stays: name another in the address", "model")
+        try:
+            self._model.listener.begin(np.zeros(0, np.float32), Listening(wanted.language))
+        except InvalidOption as error:
+            raise BadRequest(f"language: {error}", "language") from error
+        self._format, self._wanted = form, wanted
+        self._items[-1] = Item(form.rate)
+
+    # What is told:
+
+    async def _write(self) -> None:
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            while await self._step(self._items[0]):
+                pass
+
+    async def _step(self, item: Item) -> bool:
+        # Whether there may be more to do.
+        if item.cleared or (item.committed and not item.seconds):
+            self._leave()
+            return True
+        if not item.seconds:
+            return False
+        if self._live is None:
+            asked = Listening(self._wanted.language, False, self._wanted.prompt)
+            self._live = Live(self._model.listener, asked)
+        live = self._live
+        request = await asyncio.to_thread(self._asked, item, live)
+        if request is not None:
+            done = await self._decoded(request)
+            caption = await asyncio.to_thread(self._heard, item, live, done)
+            if caption is not None and not item.cleared:
+                text = " ".join(caption.final)
+                text = f" {text}" if item.said and text else text
+                item.said += text
+                told = {"draft": " ".join(caption.draft), "lag": round(caption.lag, 3)}
+                await self._tell(f"{_TEXT}delta", item=item, delta=text, paceline=told)
+        elif item.committed and not item.waiting:
+            self._leave()
+            self._hosted.counts.counts["sound_seconds"] += math.ceil(item.seconds)
+            usage = {"type": "duration", "seconds": round(item.seconds, 3)}
+            said = {"transcript": item.said, "usage": usage}
+            await self._tell(f"{_TEXT}completed", item=item, **said)
+        else:
+            return False
+        return True
+
+    def _leave(self) -> None:
+        self._items.popleft()
+        if self._live is not None:
+            self._live.let_go()
+        self._live = None
+
+    def _asked(self, item: Item, live: Live) -> Prepared | None:
+        ended = item.committed  # before what waits is taken, of which nothing comes then
+        parts = [item.waiting.popleft() for _ in range(len(item.waiting))]
+        if parts:
+            live.push(np.concatenate(parts))
+        if ended:
+            live.end()
+        return live.next()
+
+    def _heard(self, item: Item, live: Live, done: Completion) -> LiveCaption | None:
+        parts = [item.waiting.popleft() for _ in range(len(item.waiting))]
+        if parts:
+            live.push(np.concatenate(parts))
+        return live.heard(done)
+
+    async def _decoded(self, request: Prepared) -> Completion:
+        worker: Worker = self._worker
+        self._outbox.jobs = [Job(request, self._outbox)]
+        worker.submit(self._outbox.jobs)
+        while True:
+            for _, event in await self._outbox.get(_WAIT):
+                if event.error is not None:
+                    raise event.error
+                if event.completion is not None:
+                    return event.completion
+
+    def _told(self) -> Json:
+        model: ServedModel = self._model
+        asked = msgspec.to_builtins(self._wanted) | {"model": model.name}
+        sound = {"format": msgspec.to_builtins(self._format), "transcription": asked}
+        sound |= {"turn_detection": None, "noise_reduction": None}
+        head = {"type": "transcription", "object": "realtime.transcription_session"}
+        return head | {"id": "sess", "audio": {"input": sound}}
+
+    async def _fail(self, error: PacelineError, event_id: str | None = None) -> None:
+        told = described(error)[1]["error"] | {"event_id": event_id}
+        await self._tell("error", error=told)
+
+    async def _tell(self, kind: str, item: Item | None = None, **more: Any) -> None:
+        head: Json = {"type": kind, "event_id": f"event_{uuid.uuid4().hex}"}
+        if item is not None:
+            head |= {"item_id": item.id, "content_index": 0}
+        data = msgspec.json.encode(head | more).decode()
+        async with self._sending, asyncio.timeout(self._settings.read_timeout):
+            await self._socket.send_text(data)

@@ -1,0 +1,276 @@
+"""Captions over a WebSocket: events, order, errors, and what is freed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.helpers.serving import Json, serving
+from tests.listening.test_windows import engine, noise
+
+from paceline.audio.mel import RATE
+from paceline.listening.live import Live
+from paceline.listening.windows import Listener, Listening
+
+TEXT = "conversation.item.input_audio_transcription."
+
+
+class Socket:
+    """A client's end, without a network."""
+
+    def __init__(self, app: Any, **headers: str) -> None:
+        self._out: asyncio.Queue[Any] = asyncio.Queue()
+        self._in: asyncio.Queue[Any] = asyncio.Queue()
+        given = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
+        scope = {"type": "websocket", "path": "/v1/realtime", "query_string": b"", "headers": given}
+        scope |= {"subprotocols": [], "scheme": "ws", "http_version": "1.1"}
+        self._out.put_nowait({"type": "websocket.connect"})
+        self.task = asyncio.ensure_future(app(scope, self._out.get, self._in.put))
+
+    async def told(self) -> Any:
+        """The next event, or the code of the end."""
+        message = await asyncio.wait_for(self._in.get(), 30)
+        if message["type"] == "websocket.accept":
+            return await self.told()
+        if message["type"] == "websocket.close":
+            return message["code"]
+        return json.loads(message["text"])
+
+    async def until(self, kind: str) -> list[Json]:
+        out = [await self.told()]
+        while out[-1]["type"] != kind:
+            out.append(await self.told())
+        return out
+
+    def say(self, kind: str, **more: Any) -> None:
+        self.text(json.dumps({"type": kind} | more))
+
+    def text(self, text: str) -> None:
+        self._out.put_nowait({"type": "websocket.receive", "text": text})
+
+    def append(self, sound: np.ndarray) -> None:
+        raw = np.round(sound * 32767).astype("<i2").tobytes()
+        self.say("input_audio_buffer.append", audio=base64.b64encode(raw).decode())
+
+    def rate(self, rate: int, **more: Any) -> None:
+        sound = {"format": {"type": "audio/pcm", "rate": rate}} | more
+        self.say("session.update", session={"type": "transcription", "audio": {"input": sound}})
+
+    async def leave(self) -> None:
+        self._out.put_nowait({"type": "websocket.disconnect", "code": 1000})
+        await asyncio.wait_for(self.task, 30)
+
+
+def talk(
+    work: Callable[[Socket], Awaitable[Any]], own: Any = None, keys: Any = (), **more: Any
+) -> Any:
+    own = own or engine()
+    headers = {name: more.pop(name) for name in ("origin", "host", "authorization") if name in more}
+
+    async def whole() -> Any:
+        async with serving(own, keys, **more) as client:
+            socket = Socket(client.service.app, **headers)
+            try:
+                return await work(socket)
+            finally:
+                await socket.leave()
+                assert client.service.gate.sequences == 0
+                while client.service.hosting.models[0].worker.core.busy:
+                    await asyncio.sleep(0.01)
+
+    found = asyncio.run(asyncio.wait_for(whole(), 60))
+    if hasattr(own.decoder.target, "_writer"):
+        pool = own.decoder.target._writer.pool
+        assert pool.free == pool.blocks
+    return found
+
+
+def offline(sound: np.ndarray) -> str:
+    live, said = Live(Listener(own := engine()), Listening(None)), list[str]()
+    grid = np.round(sound * 32767).astype("<i2").astype(np.float32) / np.float32(32768)
+    live.push(grid)
+    live.end()
+    while (request := live.next()) is not None:
+        caption = live.heard(own.generate(request))
+        said += [] if caption is None else caption.final
+    return " ".join(said)
+
+
+def test_a_turn_is_written_down() -> None:
+    sounds = [noise(1.5, seed=1), noise(0.8, seed=2)]
+
+    async def work(socket: Socket) -> list[list[Json]]:
+        out = [await socket.until("session.created")]
+        socket.rate(RATE, transcription={"model": "tables", "language": "en"})
+        out.append(await socket.until("session.updated"))
+        for sound in sounds:
+            socket.append(sound)
+            socket.say("input_audio_buffer.commit")
+        out += [await socket.until(f"{TEXT}completed") for _ in sounds]
+        return out
+
+    created, updated, first, second = talk(work)
+    assert created[0]["session"]["audio"]["input"]["format"]["rate"] == 24_000
+    assert updated[0]["session"]["audio"]["input"]["transcription"]["language"] == "en"
+    told = first + second
+    committed = [each for each in told if each["type"] == "input_audio_buffer.committed"]
+    assert [each["previous_item_id"] for each in committed] == [None, committed[0]["item_id"]]
+    for sound, each in zip(sounds, committed, strict=True):
+        mine = [event for event in told if event.get("item_id") == each["item_id"]]
+        done = mine[-1]
+        assert done["type"] == f"{TEXT}completed"
+        deltas = "".join(event.get("delta", "") for event in mine)
+        assert deltas == done["transcript"] == offline(sound)
+        assert done["usage"]["seconds"] == len(sound) / RATE
+
+
+def test_captions_come_before_the_end() -> None:
+    async def work(socket: Socket) -> Json:
+        socket.rate(RATE)
+        socket.append(noise(1.2))
+        [*_, delta] = await socket.until(f"{TEXT}delta")
+        found: Json = delta
+        return found
+
+    delta = talk(work)
+    assert delta["delta"] == ""  # of one caption nothing is final
+    assert delta["paceline"]["draft"]
+    assert delta["paceline"]["lag"] == 0
+
+
+def test_sound_of_another_rate_lasts_as_long() -> None:
+    async def work(socket: Socket) -> Json:
+        for part in np.split(noise(1.5), 12):  # 24,000 numbers are a second
+            socket.append(part)
+        socket.say("input_audio_buffer.commit")
+        [*_, done] = await socket.until(f"{TEXT}completed")
+        found: Json = done
+        return found
+
+    assert talk(work)["usage"]["seconds"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("no JSON", "not read"),
+        ('{"type": "response.create"}', "response.create"),
+        ('{"type": "input_audio_buffer.append", "audio": "?"}', "base64"),
+        ('{"type": "input_audio_buffer.append", "audio": "AAAA"}', "two bytes"),
+        ('{"type": "input_audio_buffer.commit"}', "empty"),
+        (
+            '{"type": "session.update", "session": {"audio": {"input": {"turn_detection": {}}}}}',
+            "turn_detection",
+        ),
+        (
+            '{"type": "session.update", "session": {"audio": {"input": {"transcription": '
+            '{"language": "de"}}}}}',
+            "English alone",
+        ),
+    ],
+)
+def test_an_event_that_is_wrong_is_told_and_the_session_goes_on(text: str, said: str) -> None:
+    async def work(socket: Socket) -> Json:
+        socket.text(text[:-1] + ', "event_id": "mine"}' if text.startswith("{") else text)
+        [*_, error] = await socket.until("error")
+        socket.rate(RATE)
+        socket.append(noise(0.5))
+        socket.say("input_audio_buffer.commit")
+        await socket.until(f"{TEXT}completed")
+        found: Json = error["error"]
+        return found
+
+    assert said in talk(work)["message"]
+
+
+def test_what_is_cleared_is_not_written_down() -> None:
+    async def work(socket: Socket) -> Json:
+        socket.rate(RATE)
+        socket.append(noise(2.0, seed=5))
+        socket.say("input_audio_buffer.clear")
+        await socket.until("input_audio_buffer.cleared")
+        socket.append(noise(0.8, seed=2))
+        socket.say("input_audio_buffer.commit")
+        [*_, done] = await socket.until(f"{TEXT}completed")
+        found: Json = done
+        return found
+
+    assert talk(work)["transcript"] == offline(noise(0.8, seed=2))
+
+
+def test_a_flood_is_refused() -> None:
+    async def work(socket: Socket) -> Json:
+        socket.rate(RATE)
+        for _ in range(4):
+            socket.append(noise(2.0))
+        [*_, error] = await socket.until("error")
+        found: Json = error["error"]
+        return found
+
+    assert talk(work, max_sound=3.0)["param"] == "audio"
+
+
+def test_a_client_that_says_nothing_is_left() -> None:
+    async def work(socket: Socket) -> None:
+        await socket.until("session.created")
+        await asyncio.wait_for(socket.task, 30)
+
+    talk(work, read_timeout=0.2)
+
+
+@pytest.mark.parametrize(
+    ("headers", "good"),
+    [
+        ({"authorization": "Bearer k"}, True),
+        ({"authorization": "Bearer x"}, False),
+        ({}, False),
+        ({"authorization": "Bearer k", "origin": "http://evil", "host": "tables"}, False),
+        ({"authorization": "Bearer k", "origin": "http://tables", "host": "tables"}, True),
+    ],
+)
+def test_keys_and_origins_are_asked_for(headers: Json, good: bool) -> None:
+    async def work(socket: Socket) -> Any:
+        return await socket.told()
+
+    found = talk(work, keys=("k",), **headers)
+    assert (found["type"] == "session.created") if good else found == 1008
+
+
+def test_a_model_of_texts_is_refused() -> None:
+    from tests.helpers import table_engines as engines
+
+    async def work(socket: Socket) -> list[Any]:
+        return [await socket.told(), await socket.told()]
+
+    error, code = talk(work, engines.make())
+    assert "hears no sound" in error["error"]["message"]
+    assert code == 1011
+
+
+def test_a_plain_request_is_told_what_the_route_is() -> None:
+    async def whole() -> str:
+        async with serving(engine()) as client:
+            answer = await client.http.get("/v1/realtime")
+            assert answer.status_code == 426
+            said: str = answer.json()["error"]["message"]
+            return said
+
+    assert "paceline[realtime]" in asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def test_a_full_server_says_so() -> None:
+    async def whole() -> None:
+        async with serving(engine(), max_batch=1, max_waiting=0) as client:
+            first, second = Socket(client.service.app), Socket(client.service.app)
+            await first.until("session.created")
+            assert (await second.told())["error"]["code"] == "rate_limit_exceeded"
+            assert await second.told() == 1013
+            await first.leave()
+            assert client.service.gate.sequences == 0
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
