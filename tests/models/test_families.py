@@ -1181,6 +1181,18 @@ def test_a_config_that_claims_other_sizes_is_refused(
         DirectorySource(tmp_path).weights()
 
 
+def test_a_layer_behind_the_last_is_another_model(tmp_path: Path) -> None:
+    original("olmo3", tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    less = config["num_hidden_layers"] - 1
+    cut = {"num_hidden_layers": less, "layer_types": config["layer_types"][:less]}
+    path.write_text(json.dumps({**config, **cut}))
+    said = rf"layers\.{less}\.\S+, of a layer behind the {less} of its config"
+    with pytest.raises(ModelError, match=said):
+        DirectorySource(tmp_path).weights()
+
+
 def test_weights_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     original("qwen3.5", tmp_path)
     path = tmp_path / "model.safetensors"

@@ -217,12 +217,13 @@ def test_says_what_does_not_fit(
 @pytest.mark.parametrize(
     ("drafter", "named", "said"),
     [
-        ("eagle3", True, "is a DFlash drafter: use --drafter dflash"),
-        ("dspark", True, "is a DFlash drafter: use --drafter dflash"),
+        ("eagle3", True, "is of kind DFlash: use --drafter dflash"),
+        ("dspark", True, "is of kind DFlash: use --drafter dflash"),
         ("draft-model", True, "needs a model: use --drafter dflash"),
         ("dflash:norm_output=true", True, "leave out norm_output"),
         ("dspark", False, "name one with --draft-model"),
         ("dflash", False, "train some with `paceline train drafter dflash`"),
+        ("dflash", False, "or a published one with --draft-model"),
     ],
 )
 def test_another_drafter_says_which_one(

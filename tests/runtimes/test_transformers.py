@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -495,6 +496,15 @@ def test_an_unreadable_model_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="transformers cannot load") as caught:
         TransformersTarget.load(DirectorySource(directory))
     assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_quantisation_is_not_passed_over(tmp_path: Path) -> None:
+    directory = save_directory(tmp_path, tiny_config())
+    path = directory / "config.json"
+    said = {"quantization_config": {"quant_method": "nonsense"}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+    with pytest.raises(ModelError, match="quantised by 'nonsense'"):
+        TransformersTarget.load(DirectorySource(directory))
 
 
 def greedy(target: Target, prompt: list[int], count: int) -> list[int]:

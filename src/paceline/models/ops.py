@@ -157,7 +157,9 @@ class Experts:
 
     def __post_init__(self) -> None:
         if not 0 <= self.used <= self.count or self.count < 1:
-            raise ModelError(f"a row cannot use {self.used} of {self.count} experts")
+            raise ModelError(
+                f"a row cannot use {self.used} of {self.count} experts: download the model again"
+            )
         size, rest = divmod(self.count, self.groups)
         some = self.groups_used < self.groups
         if some and (rest or size < 2 or self.used > size * self.groups_used):

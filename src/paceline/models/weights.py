@@ -187,6 +187,23 @@ class FileWeights:
             shape = self._reader.shape(self._theirs(name))
             if rows not in (0, shape[0]) or columns not in (0, shape[-1]):
                 raise self._misfit(name)
+        beyond = self._layer_beyond()
+        if beyond is not None:
+            raise ModelError(
+                f"{self._what} has {beyond}, of a layer behind the {self._config.layers} of its "
+                "config: download the model again"
+            )
+
+    def _layer_beyond(self) -> str | None:
+        # A tensor of a layer that is neither among the config's nor one that drafts.
+        family, number = self._family, self._config.layers
+        drafts = family.mtp is not None if self._gguf else "{}" in family.hf_mtp.get("mtp_fc", "")
+        if drafts:
+            return None
+        parts = family.gguf_parts if self._gguf else family.hf_parts
+        prefix = "blk" if self._gguf else family.hf_layers
+        names = (f"{prefix}.{number}.{each}.weight" for each in parts.values())
+        return next((each for each in names if each in self._reader), None)
 
     def _sizes(self) -> Iterator[tuple[str, int, int]]:
         # Rows and columns that the config tells, by name; 0 for any.

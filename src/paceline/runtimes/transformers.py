@@ -21,6 +21,7 @@ import torch
 import transformers
 from torch import Tensor
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from paceline.core import tree
 from paceline.core.processor import usable_threads
@@ -36,7 +37,9 @@ from paceline.core.target import (
 from paceline.core.types import BoolArray, Capabilities, IntArray
 from paceline.errors import InvalidOption, ModelError, RuntimeUnavailable
 from paceline.models.config import ELSEWHERE, ModelConfig, inverse_frequencies
+from paceline.models.quantised import quantization_of
 from paceline.models.source import ModelSource
+from paceline.models.tokenizer import read_json
 from paceline.models.weights import Weights, canonical_name
 from paceline.runtimes.torch.target import to_numpy, torch_device, torch_dtype
 
@@ -50,6 +53,7 @@ def load(source: ModelSource, dtype: torch.dtype) -> Any:
     """
     auto = transformers.AutoModelForCausalLM
     if not source.path.is_file():
+        _refuse_unknown_quantisation(source)
         return auto.from_pretrained(str(source.path), dtype=dtype, local_files_only=True)
     try:
         config = source.config
@@ -61,6 +65,17 @@ def load(source: ModelSource, dtype: torch.dtype) -> Any:
         return auto.from_pretrained(folder, gguf_file=name, dtype=dtype)
     # The library's own reader takes many times longer, and needs the package accelerate.
     return _from_weights(config, source.weights(), dtype)
+
+
+def _refuse_unknown_quantisation(source: ModelSource) -> None:
+    # The library passes over what it does not know, and reads codes as weights.
+    said = quantization_of(read_json(source.path / "config.json"))
+    method = said.get("quant_method")
+    if said and method not in (*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"):
+        raise ModelError(
+            f"{source.path} is quantised by {method!r}, which neither paceline nor transformers "
+            "knows: use the model as it was before, or another quantisation of it"
+        )
 
 
 def _why_not_here(source: ModelSource) -> str:

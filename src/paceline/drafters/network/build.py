@@ -172,7 +172,7 @@ def _published(context: DrafterContext, name: str, given: str | None) -> Publish
         context.resources.drafted |= found is not None
     if found is not None and name != found.wiring.drafter:
         raise InvalidOption(
-            f"{found.path} is a {found.wiring.kind} drafter: use --drafter {found.wiring.drafter}"
+            f"{found.path} is of kind {found.wiring.kind}: use --drafter {found.wiring.drafter}"
         )
     if found is None and name in ALONE:
         raise InvalidOption(

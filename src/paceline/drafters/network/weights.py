@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.core.types import Capabilities
 from paceline.errors import InvalidOption
+from paceline.networks.published.wirings import DRAFTERS
 from paceline.networks.weights import Trained, load_network, shipped_file
 from paceline.weights import or_install
 
@@ -44,7 +45,8 @@ def shipped(name: str, model: str) -> Path:
     path = shipped_file(name, model)
     if path is not None:
         return path
+    published = ", or a published one with --draft-model" if name in DRAFTERS.values() else ""
     raise InvalidOption(
         f"no weights ship for drafter '{name}' and this model: {or_install()}train some with "
-        f"`paceline train drafter {name}`, and name them with {name}:weights=FILE"
+        f"`paceline train drafter {name}`, and name them with {name}:weights=FILE{published}"
     )

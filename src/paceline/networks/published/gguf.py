@@ -44,7 +44,7 @@ def gguf_head(file: GGUFFile, kind: str) -> PublishedHead:
     """Return the drafter of a file; raises InvalidOption for half of one, and for other kinds."""
     if kind not in ("EAGLE-3", "DFlash"):
         raise InvalidOption(
-            f"{file.path} is a {kind} drafter as GGUF, which is not read: give its directory of "
+            f"{file.path} is of kind {kind}, which is not read as GGUF: give its directory of "
             "safetensors"
         )
     get = file.metadata.get

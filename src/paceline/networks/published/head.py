@@ -79,7 +79,7 @@ class PublishedHead:
         if changes.norm_output != "auto":
             if not isinstance(wiring, HeadWiring):
                 raise InvalidOption(
-                    f"{self.path} is a {wiring.kind} drafter, whose output no next step reads: "
+                    f"{self.path} is of kind {wiring.kind}, whose output no next step reads: "
                     "leave out norm_output"
                 )
             wiring = replace(wiring, norm_output=changes.norm_output == "true")
