@@ -187,6 +187,8 @@ def from_gguf(*tensors: str, **more: Any) -> ModelConfig:
 def test_the_published_model_is_read_from_both(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         found = hf_config(FLASH)
+        assert not caplog.text, "one drafts"
+        hf_config({**FLASH, "num_nextn_predict_layers": 2})
     assert "layers of the model that would draft are not read: 1" in caplog.text
     assert replace(from_gguf(), family=found.family) == found
     assert found.latents == Latents(768, 512, 64, 192, 256)

@@ -44,6 +44,9 @@ class Sizes:
     sinks: Any = None
     value_norm: bool = False
 
+    def bias(self, name: str) -> None:
+        """Norms here have none."""
+
     @property
     def frequencies(self) -> Any:
         rotated = self.width if self.turned is None else self.turned

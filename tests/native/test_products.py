@@ -97,7 +97,7 @@ class Product:
         return names
 
     def bias(self, name: str) -> Any:
-        return self.known[f"{name}.bias"]
+        return self.known.get(f"{name}.bias")
 
 
 CASES: dict[str, dict[str, Any]] = {

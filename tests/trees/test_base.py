@@ -72,7 +72,8 @@ class Recorded(KeyedRandomness):
         return super().uniform(size, draw)
 
     def noise(self, draw: Draw) -> GumbelNoise:
-        self.names.append(draw)
+        if draw not in self.names:  # the same for all nodes of a level
+            self.names.append(draw)
         return super().noise(draw)
 
 

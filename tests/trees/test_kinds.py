@@ -124,15 +124,17 @@ def test_shared_noise_proposes_the_best_under_the_noise_of_each_position() -> No
         assert draft.tokens[nodes].tolist() == best.tolist()
 
 
-def test_shared_noise_is_drawn_once_per_level_and_not_for_a_certain_token() -> None:
-    class Counted(KeyedRandomness):
-        calls = 0
+def test_shared_noise_is_that_of_a_level_and_is_not_drawn_for_a_certain_token() -> None:
+    class Named(KeyedRandomness):
+        def __init__(self, seed: int) -> None:
+            super().__init__(seed)
+            self.names: set[Draw] = set()
 
         def noise(self, draw: Draw) -> GumbelNoise:
-            self.calls += 1
+            self.names.add(draw)
             return super().noise(draw)
 
-    for distribution, calls in ((MODEL.distribution, 2), (lambda context: one_hot(1, 3), 0)):
-        randomness = Counted(0)
+    for distribution, levels in ((MODEL.distribution, 2), (lambda context: one_hot(1, 3), 0)):
+        randomness = Named(0)
         grown(SharedNoise([2]), distribution)((0,), randomness, Budget(6, 2))
-        assert randomness.calls == calls
+        assert len(randomness.names) == levels
