@@ -6,9 +6,9 @@ The text is real: the documents of this repository, or --text. Ways: *full* keep
 --full tokens and beyond the trained context; *window* keeps the newest alone; *sinks* also the
 first ones, which is what endless texts do; *recomputed* reads the newest tokens again for every
 token, the dear way that sinks stand for, at every --every-th token. Each bucket has the mean
-negative log-likelihood of its tokens, in nats, the tokens read per second and the blocks in use.
-With --decode, sinks also go on by so many tokens from the first bucket that has lost some, and from
-the last.
+negative log-likelihood of its tokens, in nats, the tokens read per second and the tokens cached;
+the note below has all ways at the recomputed tokens. With --decode, sinks also go on by so many
+tokens from the first bucket that has lost some, and from the last.
 """
 
 from __future__ import annotations
@@ -159,8 +159,10 @@ def measure(given: argparse.Namespace, source: ModelSource) -> dict[str, Any]:
         "recomputed": lambda: recomputed(target, tokens, given.window, given.every),
     }
     buckets: dict[tuple[int, str], Row] = {}
+    scores: dict[str, dict[int, float]] = {way: {} for way in ways}
     for way in ways:
         for end, found, seconds, blocks in made[way]():
+            scores[way].update(zip(range(end - len(found) + 1, end + 1), found, strict=True))
             key = (end - 1) // given.bucket, way
             row = buckets.setdefault(
                 key, {"way": way, "begin": key[0] * given.bucket, "nats": [], "seconds": 0.0}
@@ -185,7 +187,14 @@ def measure(given: argparse.Namespace, source: ModelSource) -> dict[str, Any]:
         for place, cache in marks.items()
         if cache is not None
     }
+    anew = [at for at in scores.get("recomputed", ()) if at > whole(given.window)]
     return {
+        "recomputed_tokens": len(anew),
+        "at_recomputed": {
+            way: float(np.mean([known[at] for at in anew]))
+            for way, known in scores.items()
+            if anew and known.keys() >= set(anew)
+        },
         "model": source.name,
         "trained_context": trained,
         "settings": {"window": given.window, "tokens": len(tokens), "full": given.full},
@@ -214,6 +223,7 @@ def cells(found: dict[str, Any]) -> list[list[Any]]:
             row["cached_tokens"],
         ]
         for row in found["rows"]
+        if row["way"] != "recomputed"  # of few tokens each: the note has all of them together
     ]
 
 
@@ -225,6 +235,9 @@ def note(found: dict[str, Any]) -> str:
         f"model was trained on contexts of {found['trained_context']}. *full* keeps all, up to "
         f"{asked['full']} tokens; *recomputed* reads the window again for each token that it has."
     )
+    if found["at_recomputed"]:
+        means = (f"{way} {mean:.3f}" for way, mean in found["at_recomputed"].items())
+        said += f" Nats at the {found['recomputed_tokens']} tokens read anew: {', '.join(means)}."
     if found["decoding"]:
         speeds = (f"{speed:.1f} from token {at}" for at, speed in found["decoding"].items())
         said += f" With sinks, tokens decoded per second: {', '.join(speeds)}."

@@ -88,6 +88,8 @@ def test_the_command_tells_every_way(
     assert most["full"] == 672
     assert most["window"] == most["sinks"] == whole(WINDOW)
     assert len(found["decoding"]) == 2
+    assert found["recomputed_tokens"] == 3
+    assert found["at_recomputed"].keys() == {"window", "sinks", "recomputed"}  # full is shorter
     results.validate("some", json.loads((tmp_path / "docs/results/data/some.json").read_text()))
     assert whole(0) == SINKS + LEAVING
 
