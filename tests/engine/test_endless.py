@@ -13,8 +13,8 @@ from tests.helpers.table_engines import VOCABULARY
 
 from paceline.core import target as targets
 from paceline.core.target import LEAVING, SINKS, whole
-from paceline.core.types import SamplingParams
-from paceline.drafters.base import Drafter
+from paceline.core.types import Needs, SamplingParams
+from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.recycling import Recycling
 from paceline.engine import speculator
@@ -179,6 +179,36 @@ def test_a_written_prompt_goes_on_beyond_the_context(plain: Any) -> None:
         found = prompt.completion()
     assert found.token_ids == plain[len(LONG), 0.0]
     assert found.cached_tokens > len(LONG) - 200
+
+
+@pytest.mark.parametrize("last", [False, WINDOW, 2 * WINDOW])
+def test_a_prompt_may_change_what_is_kept_of_it(last: int) -> None:
+    """It is read again then, and drafters are told of what is."""
+    made = endless_engine(Listening(), target=endless_target(max_context=1024))
+    request = made.add(made.prepare(LONG[:700], GREEDY, endless=WINDOW, open=True))
+    for _ in range(3):
+        made.step()
+    short = replace(GREEDY, max_new_tokens=40)
+    made.replace(request, made.prepare(LONG[:650], short, endless=last))
+    events = []
+    while made.pending:
+        events += made.checked_step()
+    alone = endless_engine(target=endless_target(max_context=1024))
+    expected = alone.generate(LONG[:650], short, endless=last)
+    assert events[-1].completion.token_ids == expected.token_ids
+    assert made.loop.drafter.heard == [650 - 1]  # type: ignore[attr-defined]
+
+
+class Listening(NoDrafter):
+    """Drafts nothing, and counts the features that it is given."""
+
+    needs = Needs(features=True)
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    def read(self, sequence: Any, features: Any) -> None:
+        self.heard.append(len(features))
 
 
 @pytest.mark.parametrize("wrong", ["sinks stay behind", "a draft lets tokens leave"])

@@ -299,9 +299,6 @@ class Prefiller:
 
         What both begin with stays, but for the root, if nothing is asked for of it that it lacks.
         """
-        if old.window != new.window:
-            self._target.truncate(old.cache, 0)
-            old.cache.window = new.window
         before = old.cache.length
         kept = min(before, shared_prefix(old.tokens, new.tokens), len(new.tokens) - 1)
         if new.unscored:
@@ -310,6 +307,8 @@ class Prefiller:
         begin = before - sum(map(len, self._features.get(old.id, ())))
         if needs.features and begin > _shareable(new, needs):
             kept = min(kept, _shareable(new, needs))  # features of all behind are wanted
+        if old.window != new.window:
+            kept = 0
         new.cache, new.reading = old.cache, True
         if kept < before:
             self._target.truncate(new.cache, kept)
@@ -319,6 +318,8 @@ class Prefiller:
             self._features.pop(old.id, None)
             if rows is not None and kept > begin:
                 self._features[new.id] = [rows[: kept - begin].copy()]
+        if old.window != new.window:
+            new.cache.window = new.window
         new.prompt_logprobs = old.prompt_logprobs[:kept] if new.unscored else []
         new.stats.cached_tokens = kept
 
