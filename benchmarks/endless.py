@@ -204,10 +204,7 @@ def measure(given: argparse.Namespace, source: ModelSource) -> dict[str, Any]:
     }
 
 
-COLUMNS = (
-    *("from token", "way", "tokens", "nats per token", "perplexity"),
-    *("tokens read per second", "tokens cached"),
-)
+COLUMNS = ("from token", "way", "tokens", "nats per token", "perplexity", "tokens cached")
 
 
 def cells(found: dict[str, Any]) -> list[list[Any]]:
@@ -219,7 +216,6 @@ def cells(found: dict[str, Any]) -> list[list[Any]]:
             row["tokens"],
             round(row["nats"], 3),
             round(math.exp(min(row["nats"], 20.0)), 2),
-            round(row["tokens_per_second"], 1),
             row["cached_tokens"],
         ]
         for row in found["rows"]
