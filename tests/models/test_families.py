@@ -487,6 +487,16 @@ def test_a_checkpoint_gives_the_logits_of_transformers(case: str, tmp_path: Path
     assert np.abs(output.logits - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+def test_a_hybrid_without_recurrent_layers_has_no_states(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+    model = original("qwen3.5", tmp_path, **sizes)
+    source = DirectorySource(tmp_path)
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).logits[0, 5:].numpy()
+    found = logits(source.config, source.weights())
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_family_adds_matters(case: str, tmp_path: Path) -> None:
     """Leaving out any of it is seen: the comparison above can fail."""

@@ -51,6 +51,8 @@ class StateShape:
     def of(cls, config: ModelConfig) -> StateShape | None:
         """Return the shape for a model; None if it has no states."""
         heads, layers = config.state_heads, len(config.recurrent)
+        if not layers:  # of a family of hybrids, too
+            return None
         if heads is None:
             if not config.taps:
                 return None
