@@ -91,14 +91,14 @@ def make_sounds(worker: Worker, text: str, minutes: float, out: Path) -> float:
     return seconds / 60
 
 
-def ours(model: str, threads: int, drafter: str) -> Transcriber:
+def ours(model: str, threads: int, drafter: str, precision: str | None) -> Transcriber:
     """Return paceline as a transcriber."""
     from paceline.audio.read import read_sound
     from paceline.listening.windows import Listener
     from paceline.registry.loading import load_model, make_engine
     from paceline.registry.options import Options
 
-    loaded = load_model(Options(model=model, threads=threads))
+    loaded = load_model(Options(model=model, threads=threads, precision=precision))
     listener = Listener(make_engine(loaded, drafter=drafter, max_batch=1))
     decode = loaded.tokenizer.decode
 
@@ -159,7 +159,9 @@ def _compare(given: argparse.Namespace, worker: Worker) -> int:
     references = [
         read_text(each.with_suffix(".txt"), str(each), "give its text") for each in sounds
     ]
-    engines: dict[str, Transcriber] = {OURS: ours(given.model, given.threads, given.drafter)}
+    engines: dict[str, Transcriber] = {}
+    for name, precision in ((OURS, None), (f"{OURS} int8", "int8")):
+        engines[name] = ours(given.model, given.threads, given.drafter, precision)
 
     def peer(name: str, model: str) -> Transcriber:
         worker.ask("load", engine=name, model=model, threads=given.threads)
