@@ -26,6 +26,7 @@ from paceline.errors import EngineFailed, InvalidOption, PacelineError
 from paceline.lab.audit.named import interpreter
 from paceline.lab.measure import results
 from paceline.lab.measure.machine import dumps
+from paceline.lab.measure.report import aligned
 
 OURS = "paceline"
 Transcriber = Callable[[Path], tuple[str, float]]
@@ -189,8 +190,7 @@ def _compare(given: argparse.Namespace, worker: Worker) -> int:
     if given.json:
         print(dumps({"columns": COLUMNS, "rows": rows, "seconds": seconds, "texts": texts}))
     else:
-        for row in [COLUMNS, *rows]:
-            print("  ".join(f"{each!s:<27}" for each in row))
+        print(aligned([COLUMNS, *(list(map(str, row)) for row in rows)]))
     if given.record is not None:
         results.record(
             Path("docs/results/data") / f"{given.record}.json",

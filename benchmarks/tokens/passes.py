@@ -23,6 +23,7 @@ from paceline.core.cache import read_text, write_atomically
 from paceline.errors import PacelineError
 from paceline.lab.measure import premium, results
 from paceline.lab.measure.machine import dumps
+from paceline.lab.measure.report import aligned
 from paceline.registry.loading import load_model, make_engine
 from paceline.registry.options import Options
 
@@ -97,8 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.json:
         print(dumps(found))
     else:
-        for row in [columns, *rows]:
-            print("  ".join(f"{each!s:<16}" for each in row))
+        print(aligned([columns, *(list(map(str, row)) for row in rows)]))
     if given.record is not None:
         results.record(
             Path("docs/results/data") / f"{given.record}.json",

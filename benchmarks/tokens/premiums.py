@@ -20,6 +20,7 @@ from benchmarks.tokens.texts import CODES
 from paceline.errors import PacelineError
 from paceline.lab.measure import premium, results
 from paceline.lab.measure.machine import dumps
+from paceline.lab.measure.report import aligned
 from paceline.models.gguf import GGUFFile
 from paceline.models.source import resolve
 from paceline.models.text import Tokenizer
@@ -103,8 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.json:
         print(dumps(found))
     else:
-        for row in [columns, *rows]:
-            print("  ".join(f"{each!s:<16}" for each in row))
+        print(aligned([columns, *(list(map(str, row)) for row in rows)]))
     if given.record is not None:
         results.record(
             Path("docs/results/data") / f"{given.record}.json",

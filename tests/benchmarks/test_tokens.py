@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,18 +24,18 @@ def test_a_page_becomes_its_paragraphs() -> None:
 
 
 def test_another_archive_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
     (tmp_path / "a.html").write_text(PAGE)
-    path = tmp_path / "in/x.tgz"
+    path = tmp_path / "x.tgz"
     with tarfile.open(path, "w:gz") as tar:
         tar.add(tmp_path / "a.html", "package/declaration/eng.html")
         tar.add(tmp_path / "a.html", "package/readme.html")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    found = texts.Archive(path.as_uri(), digest, texts.DECLARATION.members)
+    found = texts.Archive(("true",), path.name, digest, texts.DECLARATION.members)
     assert list(texts.members(found, tmp_path)) == [("eng", PAGE.encode())]
-    other = texts.Archive(path.as_uri(), "0" * 64, found.members)
     with pytest.raises(ModelError, match="another file"):
-        list(texts.members(other, tmp_path))
+        list(texts.members(replace(found, sha256="0" * 64), tmp_path))
+    with pytest.raises(ModelError, match=r"cannot fetch x\.tgz"):
+        list(texts.members(replace(found, command=("false",)), tmp_path))
 
 
 def test_premiums_are_beside_the_first_text() -> None:

@@ -40,7 +40,7 @@ class LiveCaption(NamedTuple):
 class Live:
     """A sound that comes in pieces: `next` asks for a text, and `heard` takes it.
 
-    Whoever runs the engine drives it, and lets it go in the end.
+    Its caller drives it beside the engine, and lets it go in the end.
     """
 
     def __init__(self, listener: Listener, asked: Listening, every: float = 1.0) -> None:

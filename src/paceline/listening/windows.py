@@ -148,7 +148,7 @@ class Listener:
 class Transcription:
     """A sound that is being written down: `next` asks for a text, and `heard` takes it.
 
-    Whoever runs the engine drives it, and lets it go in the end.
+    Its caller drives it beside the engine, and lets it go in the end.
 
     Attributes:
         language: its code, once it is known.
