@@ -25,18 +25,19 @@ def coded_sound(file: BinaryIO, name: str, why: str) -> Sound:
     Raises:
         InvalidOption: no package that is installed reads it.
     """
-    for package, read in (("soundfile", _by_soundfile), ("av", _by_av)):
+    missing = ""
+    for package, read, more in _PACKAGES:
         file.seek(0)
         try:
             return read(file, name)
         except ImportError:
             why += f"; {package} is not installed"
+            missing += f"{more}, or "
         except Exception as error:  # each library has errors of its own
-            why += f"; {package} says: {str(error).strip()}"
-    raise InvalidOption(
-        f"{name} cannot be read ({why}): pip install 'paceline[audio]' for flac, ogg, mp3, "
-        "opus, and av for m4a, mp4 and webm, or convert it to WAV"
-    )
+            # Without the object that it was given.
+            said = str(getattr(error, "error_string", error)).strip().rstrip(".")
+            why += f"; {package} says: {said}"
+    raise InvalidOption(f"{name} cannot be read ({why}): {missing}convert it to WAV")
 
 
 def _by_soundfile(file: BinaryIO, name: str) -> Sound:
@@ -60,6 +61,12 @@ def _by_av(file: BinaryIO, name: str) -> Sound:
                 yield part.to_ndarray().T
 
     return Sound(stream.rate, _guarded(blocks(), name))
+
+
+_PACKAGES = (
+    ("soundfile", _by_soundfile, "pip install 'paceline[audio]' for flac, ogg, mp3, opus"),
+    ("av", _by_av, "pip install av for m4a, mp4 and webm"),
+)
 
 
 def _guarded(blocks: Iterator[Any], name: str) -> Iterator[Samples]:
