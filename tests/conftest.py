@@ -32,6 +32,16 @@ settings.load_profile("paceline")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+_THREADS = os.environ["OMP_NUM_THREADS"]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    # Processes of later tests would compute with other threads, so with other bits.
+    left, os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS"), _THREADS
+    assert left == _THREADS, f"{item.nodeid} leaves OMP_NUM_THREADS={left} behind"
+
+
 def pytest_runtest_setup() -> None:
     if "torch" in sys.modules:  # a model that was loaded before took all cores
         sys.modules["torch"].set_num_threads(1)

@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 75_762,
+    "lines": 75_765,
     "lines of methods": 11_243,
     "modules": 461,
     "docstrings": 0.14,

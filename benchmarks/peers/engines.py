@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -103,7 +102,6 @@ def start(
     engine, options, _ = ENGINES[name]
     if engine != "paceline" and not source.path.is_file():
         raise InvalidOption(f"'{name}' reads GGUF files, and {source.path} is a directory")
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # of those that do not ask their own option
     files = peers.folder() / source.fingerprint  # what is made of one model is not for another
     given = {**options, "model": source.path, "files": files, "threads": threads}
     if needs_draft(name):
@@ -118,4 +116,5 @@ def start(
         command = [sys.executable, str(script), *arguments]
     else:
         command = peers.command(engine, *arguments)
-    return JsonlEngine(command, name=name)
+    # Of those that do not ask their own option.
+    return JsonlEngine(command, name=name, environment={"OMP_NUM_THREADS": str(threads)})

@@ -44,10 +44,11 @@ LONG = ASK | {"max_tokens": 60, "ignore_eos": True}
 
 
 @contextlib.contextmanager
-def started(command: Sequence[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a server, and kill it at the end."""
+def started(command: Sequence[str], cache: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a server, perhaps with a cache directory of its own, and kill it at the end."""
+    own = {"PACELINE_CACHE": str(cache)} if cache else {}
     process = subprocess.Popen(
-        [sys.executable, "-m", *command], cwd=ROOT, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", *command], cwd=ROOT, stderr=subprocess.DEVNULL, env=os.environ | own
     )
     try:
         yield process
@@ -195,8 +196,7 @@ def killed(model: str, port: int, count: int, draw: random.Random) -> Part:
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder)
         _link_models(cache)
-        os.environ["PACELINE_CACHE"] = folder
-        with started(command, port) as process:
+        with started(command, cache) as process:
             ready(process, port)
             for number, body in enumerate(bodies):
                 expected[number] = "".join(_pieces(port, body))
@@ -204,7 +204,7 @@ def killed(model: str, port: int, count: int, draw: random.Random) -> Part:
         for number in range(count):
             if number % 5 == 4:
                 cut += _cut_ends(cache, draw)
-            with started(command, port) as process:
+            with started(command, cache) as process:
                 if number % 2:  # while it starts
                     time.sleep(draw.uniform(0, 1.2 * max(waited, default=2.0)))
                     continue
@@ -217,7 +217,7 @@ def killed(model: str, port: int, count: int, draw: random.Random) -> Part:
                 time.sleep(draw.uniform(0, 0.02))
                 process.send_signal(signal.SIGKILL)
                 streams += 1
-        with started(command, port) as process:
+        with started(command, cache) as process:
             waited.append(ready(process, port))
             wrong += any(
                 "".join(_pieces(port, body)) != expected[place] for place, body in enumerate(bodies)
@@ -270,12 +270,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     port = given.port
 
     def flood() -> Part:
-        with started(tables(port, 0.1, WAITING), port) as process:
+        with started(tables(port, 0.1, WAITING)) as process:
             ready(process, port)
             return asyncio.run(too_many(Server(port, process.pid), given.at_once))
 
     def many() -> Part:
-        with started(tables(port, 0.0), port) as process:
+        with started(tables(port, 0.0)) as process:
             ready(process, port)
             return asyncio.run(very_many(Server(port, process.pid), given.answers))
 

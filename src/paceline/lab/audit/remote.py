@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import queue
 import subprocess
 import tempfile
@@ -50,11 +51,12 @@ class JsonlEngine:
         *,
         name: str | None = None,
         seconds: float = 1800,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the engine and read its `about`; EngineFailed if it does not start.
 
         `encode` makes a prompt of a text, with or without chat template; None sends texts.
-        `seconds` is the longest wait for one line.
+        `seconds` is the longest wait for one line; `environment` is added to this process's own.
         """
         self._name = name or Path(command[0]).name
         self._seconds = seconds
@@ -69,6 +71,7 @@ class JsonlEngine:
                 stderr=self._complaints,
                 text=True,
                 encoding="utf-8",
+                env={**os.environ, **(environment or {})},
             )
         except OSError as error:
             raise EngineFailed(
