@@ -13,7 +13,6 @@ from paceline.core import tree as trees
 from paceline.core.target import Rows
 from paceline.core.types import ROOT, LogitArray, TokenTree
 from paceline.errors import InvalidOption
-from paceline.models.weights import no_rows, with_rows
 from paceline.runtimes.torch.target import TorchTarget
 
 PROMPT = [5, 9, 17, 23, 9, 42, 7]
@@ -110,18 +109,9 @@ def test_a_path_beside_embeddings_can_be_kept(runtime: str, precision: str) -> N
         np.testing.assert_allclose(found, plain, rtol=0, atol=1e-10 if runtime == "torch" else 0)
 
 
-def test_rows_that_are_there_keep_their_ids() -> None:
-    rows = rows_of()
-    table, first = with_rows(no_rows(64), rows)
-    assert first == 0
-    assert with_rows(table, rows[1:]) == (table, 1)
-    table, first = with_rows(table, -rows)
-    assert (len(table), first) == (6, 3)
-
-
 @pytest.mark.parametrize(
     "rows", [np.zeros((2, 63)), np.zeros(64), np.zeros((0, 64)), np.full((1, 64), np.nan)]
 )
 def test_rows_that_do_not_fit_are_refused(rows: LogitArray) -> None:
     with pytest.raises(InvalidOption, match="embeddings must be finite rows of width 64"):
-        with_rows(no_rows(64), rows)
+        make("cpu", "fp32").add_embeddings(rows)

@@ -235,6 +235,13 @@ class Multipliers:
     normed: bool
 
 
+def square_rows(rows: int, grid: int, side: int) -> list[IntArray]:
+    """Return which of so many rows are the first of each square of `Ops.squares`, the second..."""
+    corners = (np.arange(0, grid, side)[:, None] * grid + np.arange(0, grid, side)).ravel()
+    first = rows - grid * grid
+    return [first + corners + line * grid + column for line, column in np.ndindex(side, side)]
+
+
 class Ops(Protocol):
     """A backend. Norms have the model's epsilon.
 
@@ -307,6 +314,13 @@ class Ops(Protocol):
         """Return of every `stride`-th row the one before, itself and the one behind, side by side.
 
         Rows beyond both ends are zeros. A matrix over them is a convolution of three taps.
+        """
+        ...
+
+    def squares(self, x: Rows, grid: int, side: int) -> Rows:
+        """Return of each square of `side` x `side` rows those rows side by side, line by line.
+
+        The last `grid` x `grid` rows are a picture's, line by line; those before are left out.
         """
         ...
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import IntArray, LogitArray
-from paceline.errors import InvalidOption, ModelError
+from paceline.errors import ModelError
 from paceline.models.config import ModelConfig, exponentials
 from paceline.models.families import family_of
 from paceline.models.families.base import GGUF_ENDS, HF_ENDS, HF_PARTS, Family
@@ -420,32 +420,3 @@ def canonical_name(name: str) -> str:
     module, _, kind = rest.rpartition(".")
     part = next(mine for mine, theirs in HF_PARTS.items() if theirs == module)
     return f"layers.{layer}.{part}" + (".bias" if kind == "bias" else "")
-
-
-def no_rows(width: int) -> LogitArray:
-    return np.zeros((0, width), dtype=np.float32)
-
-
-def with_rows(table: LogitArray, rows: LogitArray) -> tuple[LogitArray, int]:
-    """Append embedding rows to a table; rows that it already holds are not added again.
-
-    Args:
-        table: float32 `[n, width]`.
-        rows: float32 `[m, width]`, finite, at least one.
-
-    Returns:
-        The table, the same object if the rows were there, and the index of the first row.
-
-    Raises:
-        InvalidOption: no rows, another width, or values that are not finite.
-    """
-    wide = rows.ndim == 2 and rows.shape[1:] == table.shape[1:] and len(rows) > 0
-    if not wide or not np.isfinite(rows).all():
-        raise InvalidOption(
-            f"embeddings must be finite rows of width {table.shape[1]}, not of shape {rows.shape}: "
-            "train them for this model"
-        )
-    for first in range(len(table) - len(rows) + 1):
-        if np.array_equal(table[first : first + len(rows)], rows):
-            return table, first
-    return np.concatenate([table, rows.astype(np.float32)]), len(table)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from paceline.core import target
 from paceline.core import tree as trees
+from paceline.core.rows import RowStore
 from paceline.core.target import Layer, row_parents
 from paceline.core.types import ROOT, LogitArray, TokenTree
 from paceline.errors import InvalidOption, OutOfMemory
@@ -270,7 +271,7 @@ class Forward:
         matrices: Matrices,
         packed: Packed,
         pool: BlockPool,
-        extra: LogitArray,
+        rows: RowStore,
         layers: Sequence[Layer] | None = None,
         given: bool = False,
         masks: mask_rows.PackedMaskRows | None = None,
@@ -284,14 +285,14 @@ class Forward:
             matrices: of the model.
             packed: holds them.
             pool: keys and values.
-            extra: float32 `[m, hidden_size]`, embeddings after the vocabulary.
+            rows: those of ids from the vocabulary on.
             layers: those to run; None for all.
             given: rows start from the input "inputs", not from embeddings.
             masks: adapter of mask rows.
             boundaries: whose states features have behind the usual ones.
             memory: what an encoder writes, if there is one.
         """
-        self._masks = masks
+        self._masks, self._extra = masks, rows
         width = config.hidden_size
         # As many rows at once as the layer with most query heads to a key head can take.
         heads = CHeads(config.heads, min((each for each, _ in config.kv_shapes), default=1))
@@ -302,7 +303,7 @@ class Forward:
             matrices,
             pool,
             config.norm_eps,
-            extra=extra if len(extra) else None,
+            extra=rows.numbers,
             mask_rows=masks,
             memory=memory,
         )
@@ -356,10 +357,9 @@ class Forward:
         begin = perf_counter()
         if self._masks is not None:
             batch.mask_rows = self._masks.rows(batch.ids)
-        inputs = batch.inputs()
+        inputs = self._inputs(batch)
         if given is not None:
             inputs["inputs"] = _bits(given)
-        inputs |= self._rows_of_tables(batch)
         if batch.far:
             inputs["rows"] = self._turned(inputs["rows"])
         self._program.run(batch.counts(), inputs, threads)
@@ -380,8 +380,10 @@ class Forward:
         plans[beyond, 0] = self._near + np.searchsorted(far, places[beyond])
         return plans.ravel()
 
-    def _rows_of_tables(self, batch: ForwardBatch) -> dict[str, npt.NDArray[np.int32]]:
-        found = {}
+    def _inputs(self, batch: ForwardBatch) -> dict[str, list[int] | npt.NDArray[np.int32]]:
+        found = batch.inputs()
+        if self._extra.made:
+            found["input_ids"] = self._extra.in_table(batch.ids)
         if self._tables:
             ids = np.asarray(batch.ids, np.int64)
             for name, scale in self._tables.items():
@@ -430,7 +432,7 @@ class Forward:
             if number == _WARM_UPS:
                 seconds[:] = 0
                 begin = perf_counter()
-            inputs = batch.inputs() | self._rows_of_tables(batch)
+            inputs = self._inputs(batch)
             self._program.run(batch.counts(), inputs, threads, seconds)
         total = perf_counter() - begin
         timed = zip(self._program.names, (seconds / runs).tolist(), strict=True)

@@ -164,6 +164,10 @@ NEIGHBOURS = ("before", "own", "behind")
 """Names of inputs: the number of the row before each, of itself and of the one behind."""
 
 
+SQUARES = "squares"
+"""Name of the number of a picture's squares, and before those of inputs: their first rows..."""
+
+
 def last_rows(count: int) -> str:
     """Return the name of the input with the last `count` context rows of each sequence."""
     return f"last_rows{count}"
@@ -400,6 +404,14 @@ class CpuOps(Recorder):
                 self.program.gather(x.columns(), f"{name}{stride}", part)
 
         return Rows(self, FRAMES if stride == 1 else rows_of(0), 3 * x.width, record)
+
+    def squares(self, x: Rows, grid: int, side: int) -> Rows:
+        def record(to: Columns) -> None:
+            for tap in range(side * side):
+                part = to.part(tap * x.width, x.width)
+                self.program.gather(x.columns(), f"{SQUARES}{tap}", part)
+
+        return Rows(self, SQUARES, side * side * x.width, record)
 
     def times(self, x: Rows, by: str | float) -> Rows:
         number = self._matrices.required(by).item() if isinstance(by, str) else by

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.processor import usable_threads
+from paceline.core.rows import RowStore
 from paceline.core.target import (
     DEFAULT_OPTIONS,
     NO_LOGITS,
@@ -30,7 +31,7 @@ from paceline.errors import InvalidOption, ModelError, OutOfMemory, RuntimeUnava
 from paceline.models.config import ModelConfig, features_with
 from paceline.models.families.whisper import check_frames, needs_sound
 from paceline.models.source import ModelSource
-from paceline.models.weights import Weights, no_rows, with_rows
+from paceline.models.weights import Weights
 from paceline.native.library import KvDtype, library
 from paceline.native.packed import LANES, Packed
 from paceline.networks.mask_rows import MaskRows
@@ -157,14 +158,13 @@ class CpuTarget(Runtime):
         kept = None if head is None else head(config.vocab_size)
         if kept is not None:
             self.matrices.trim_head(kept)
-        self._extra = no_rows(config.hidden_size)
+        self.rows = RowStore(config.vocab_size, config.hidden_size)
         self._boundaries: tuple[int, ...] = ()
         self._masks: PackedMaskRows | None = None
         denoises = config.denoises
         if mask_rows is not None:
             config.refuse_added_embeddings()
-            self._extra, first = with_rows(self._extra, mask_rows.embedding[None])
-            mask = config.vocab_size + first
+            mask = self.rows.append(mask_rows.embedding[None])
             self._masks = PackedMaskRows(mask_rows, mask, self._packed)
             denoises = CanvasTraits(mask, "causal", shifted=True, autoregressive=True)
         try:
@@ -261,16 +261,10 @@ class CpuTarget(Runtime):
             before stay.
 
         Raises:
-            InvalidOption: no rows, another width, or values that are not finite; or layers of the
-                model read tokens too.
+            InvalidOption: as of `RowStore.append`; or layers of the model read tokens too.
         """
         self.config.refuse_added_embeddings()
-        table, first = with_rows(self._extra, rows)
-        if table is not self._extra:
-            self._extra = table
-            self._forward = self._recorded()
-            self._partial.clear()
-        return self.capabilities.vocab_size + first
+        return self.rows.append(rows)
 
     def read_boundaries(self, boundaries: Sequence[int]) -> list[int]:
         more, places = features_with(self.config.layers, self._boundaries, boundaries)
@@ -407,7 +401,7 @@ class CpuTarget(Runtime):
         cache.release()
 
     def _recorded(self, layers: Sequence[Layer] | None = None, given: bool = False) -> Forward:
-        parts = self.config, self.matrices, self._packed, self._pool, self._extra
+        parts = self.config, self.matrices, self._packed, self._pool, self.rows
         try:
             memory = None if self._writer is None else self._writer.pool
             return Forward(*parts, layers, given, self._masks, self._boundaries, memory)

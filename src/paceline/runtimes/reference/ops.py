@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core import target
+from paceline.core.rows import RowStore
 from paceline.core.target import row_mask, row_parents, row_positions, stored
 from paceline.core.types import BoolArray, IntArray, LogitArray
 from paceline.models.ops import (
@@ -24,6 +25,7 @@ from paceline.models.ops import (
     Rows,
     Sight,
     StateHeads,
+    square_rows,
 )
 from paceline.runtimes.cpu.matrices import Formats, NetworkFormats
 from paceline.runtimes.reference.arithmetic import (
@@ -142,9 +144,14 @@ class ReferenceOps:
         eps: float,
         sights: SeenRows,
         asked: target.Rows | None = None,
+        rows: RowStore | None = None,
     ) -> None:
-        """Bind them; `eps` is that of all norms. A model with states is `asked` for its rows."""
+        """Bind them; `eps` is that of all norms. A model with states is `asked` for its rows.
+
+        `rows` are those of ids from the vocabulary on, if there may be any.
+        """
         self._formats, self._matrix, self._eps, self._sights = formats, matrix, eps, sights
+        self._rows = rows
         self._root, self._parents = (asked.root, row_parents(asked)) if asked else (0, [])
 
     def weight(self, name: str) -> Rows:
@@ -154,6 +161,10 @@ class ReferenceOps:
         if self._formats.in_file(table):
             return self._formats.table_rows(table, np.asarray(tokens)) * np.float32(scale)
         known, ids = self._matrix(table), np.asarray(tokens)
+        if self._rows is not None and (far := ids >= self._rows.vocabulary).any():
+            out = self.embed(np.where(far, 0, ids), scale, table)
+            out[far] = self._rows.rows(ids[far])
+            return out
         rows = known.numbers[ids]
         if known.scales is not None:
             least = np.float32(0) if known.minima is None else known.minima[ids][..., None]
@@ -212,6 +223,9 @@ class ReferenceOps:
     def neighbours(self, x: Rows, stride: int = 1) -> Rows:
         padded = np.pad(x, ((1, 1), (0, 0)))
         return np.concatenate([padded[tap : tap + len(x) : stride] for tap in range(3)], axis=1)
+
+    def squares(self, x: Rows, grid: int, side: int) -> Rows:
+        return np.concatenate([x[rows] for rows in square_rows(len(x), grid, side)], axis=1)
 
     def times(self, x: Rows, by: str | float) -> Rows:
         number = self._formats.required(by).item() if isinstance(by, str) else by

@@ -27,6 +27,7 @@ from paceline.core.target import (
     sink_rows,
     stored,
 )
+from paceline.core.rows import RowStore
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 from paceline.models import families
@@ -65,6 +66,7 @@ class ReferenceTarget(Runtime):
         check_precision(precision)
         check_kv_precision(kv_precision)
         self.config = config
+        self.rows = RowStore(config.vocab_size, config.hidden_size)
         self._formats = Formats(weights, precision)
         self._boundaries: tuple[int, ...] = ()
         self._matrix = cache(lambda name: matrix(*self._formats.blocks(name)))
@@ -158,7 +160,8 @@ class ReferenceTarget(Runtime):
     def _run(self, rows: Rows, layers: Sequence[Layer] | None = None) -> Output:
         config, tokens = self.config, np.array(rows.tokens)
         asked = rows if config.recurrent else None
-        ops = ReferenceOps(self._formats, self._matrix, config.norm_eps, AskedRows(rows), asked)
+        parts = self._formats, self._matrix, config.norm_eps, AskedRows(rows), asked, self.rows
+        ops = ReferenceOps(*parts)
         features: list[LogitArray] = []
         states: list[LogitArray] = []
         with np.errstate(all="ignore"):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.processor import usable_threads
+from paceline.core.rows import RowStore
 from paceline.core.target import (
     DEFAULT_OPTIONS,
     NO_STATE,
@@ -28,7 +29,7 @@ from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.config import ModelConfig, features_with
 from paceline.models.ops import Heads
 from paceline.models.source import ModelSource
-from paceline.models.weights import Weights, no_rows, with_rows
+from paceline.models.weights import Weights
 from paceline.networks.weights import Trained
 from paceline.runtimes.torch.cache import RecurrentRows, TorchCache, attend, reserve
 from paceline.runtimes.torch.hybrid import LONG
@@ -74,7 +75,7 @@ class TorchTarget:
         if kept is not None:
             self._network.trim_head(torch.from_numpy(kept))
         self.config = config
-        self._extra = no_rows(config.hidden_size)
+        self.rows = RowStore(config.vocab_size, config.hidden_size)
         self._boundaries: tuple[int, ...] = ()
         self.capabilities = replace(
             config.capabilities("torch", self._device.type, precision),
@@ -193,12 +194,10 @@ class TorchTarget:
             before stay.
 
         Raises:
-            InvalidOption: no rows, another width, or values that are not finite; or layers of the
-                model read tokens too.
+            InvalidOption: as of `RowStore.append`; or layers of the model read tokens too.
         """
         self.config.refuse_added_embeddings()
-        self._extra, first = with_rows(self._extra, rows)
-        return self.config.vocab_size + first
+        return self.rows.append(rows)
 
     @torch.inference_mode()
     def forward_superposed(
@@ -306,7 +305,7 @@ class TorchTarget:
         tokens = torch.from_numpy(np.where(extra, 0, ids)).to(self._device)
         embeddings = self._network.embed(tokens)
         if extra.any():
-            rows = torch.from_numpy(self._extra[ids[extra] - self.config.vocab_size])
+            rows = torch.from_numpy(self.rows.rows(ids[extra]))
             embeddings[torch.from_numpy(extra).to(self._device)] = rows.to(embeddings)
         return embeddings
 
