@@ -13,4 +13,10 @@ def _from_gguf(get: Get) -> dict[str, Any]:
     return {"windows": (window,) * layers} if window else {}
 
 
-LLAMA = Family("llama", "llama", interleaved=True, from_gguf=_from_gguf)
+LLAMA = Family(
+    "llama",
+    "llama",
+    interleaved=True,
+    wraps=("idefics3", "smolvlm", "llava"),
+    from_gguf=_from_gguf,
+)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
-from paceline.core.types import LogitArray
+from paceline.core.types import IntArray, LogitArray
 from paceline.errors import OutOfMemory
 from paceline.models.config import Encoder, ModelConfig
 from paceline.models.families import family_of
@@ -69,10 +68,10 @@ class MemoryWriter:
         blocks = np.array(memory.blocks)
         inputs = {
             FRAMES: np.ascontiguousarray(wide, np.float32).reshape(-1).view(np.int32),
-            "rows": _rows(at, at, rows),
+            "rows": full_rows(at, at),
             "tables": np.arange(len(blocks), dtype=np.int32),
             "singles": [],
-            f"{MEMORY}rows": _rows(at * 0, blocks[at // BLOCK] * BLOCK + at % BLOCK, rows),
+            f"{MEMORY}rows": full_rows(at * 0, blocks[at // BLOCK] * BLOCK + at % BLOCK),
             f"{MEMORY}tables": blocks.astype(np.int32),
             f"{MEMORY}singles": [],
         }
@@ -99,8 +98,9 @@ class MemoryWriter:
         yield memory
 
 
-def _rows(positions: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], count: int) -> list[int]:
-    # As `ForwardBatch` has them: each sees a run of all.
+def full_rows(positions: IntArray, slots: IntArray) -> list[int]:
+    """Return rows that all see one another, as `ForwardBatch` has them."""
+    count = len(positions)
     fields = np.zeros((count, 6), np.int64)
     fields[:, 0], fields[:, 1], fields[:, 3], fields[:, 5] = positions, slots, count, count
     found: list[int] = fields.reshape(-1).tolist()

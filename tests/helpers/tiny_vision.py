@@ -1,0 +1,81 @@
+"""Tiny models that see, of random numbers, by transformers: on disk, and to compare with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+IMAGE = 7
+"""Id of the token that stands where a row of a picture does."""
+
+_LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_GEMMA = _LLAMA | {
+    "model_type": "gemma3_text",
+    "head_dim": 32,
+    "sliding_window": 64,
+    "query_pre_attn_scalar": 32,
+}
+# Heads and blocks of no whole group, as the larger SigLIP has.
+_TOWER = {
+    "hidden_size": 96,
+    "intermediate_size": 100,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
+_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "smolvlm": ("SmolVLM", {"scale_factor": 2, "image_token_id": IMAGE}),
+    "idefics3": ("Idefics3", {"scale_factor": 2, "image_token_id": IMAGE}),
+    "llava": ("Llava", {"image_token_index": IMAGE, "image_seq_length": 16}),
+    "dinov2": ("Llava", {"image_token_index": IMAGE, "image_seq_length": 16}),
+    "gemma3": ("Gemma3", {"mm_tokens_per_image": 4, "image_token_index": IMAGE}),
+}
+KINDS = tuple(_KINDS)
+_SIDES = {
+    "smolvlm": "smolvlm_vision",
+    "idefics3": "idefics3_vision",
+    "llava": "clip_vision_model",
+    "dinov2": "dinov2",
+    "gemma3": "siglip_vision_model",
+}
+
+
+def seeing(kind: str, directory: Path) -> Any:
+    """Save a model of `KINDS` there, and return it as transformers has it."""
+    name, more = _KINDS[kind]
+    text, tower = (_GEMMA if kind == "gemma3" else _LLAMA), {**_TOWER, "model_type": _SIDES[kind]}
+    tower |= {"mlp_ratio": 4} if kind == "dinov2" else {}
+    config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=tower, **more)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        model = getattr(transformers, f"{name}ForConditionalGeneration")(config).float().eval()
+        for label, each in model.named_parameters():
+            each.normal_(0, 0.1)
+            if each.ndim == 1 and "bias" not in label and kind != "gemma3":
+                each += 1
+    model.save_pretrained(directory)
+    return model
+
+
+def pixels_of(patches: np.ndarray, grid: int, patch: int) -> torch.Tensor:
+    """Return rows of patches as the picture, `[1, 3, height, width]`."""
+    rows = patches[-(grid**2) :, : 3 * patch**2].reshape(grid, grid, 3, patch, patch)
+    picture = rows.transpose(2, 0, 3, 1, 4).reshape(1, 3, grid * patch, grid * patch)
+    return torch.from_numpy(np.ascontiguousarray(picture))
