@@ -82,15 +82,12 @@ _GGUF_BLOCK = {
 _GGUF = {
     "patch": "v.patch_embd",
     "positions": "v.position_embd",
-    "class": "v.class_embd",
-    "begin_norm": "v.pre_ln",
     "norm": "v.post_ln",
     **{f"layers.{{}}.{mine}": f"v.blk.{{}}.{own}" for mine, own in _GGUF_BLOCK.items()},
 }
 _GGUF_PROJECTORS: dict[Projector, dict[str, str]] = {
     "idefics3": {"projector": "mm.model.fc"},
     "gemma3": {"projector": "mm.input_projection", "projector_norm": "mm.soft_emb_norm"},
-    "mlp": {"first": "mm.0", "second": "mm.2"},
 }
 
 _CURVES: dict[str, Curve] = {
@@ -215,12 +212,17 @@ def gguf_vision(metadata: Mapping[str, Any], width: int) -> Vision:
     projector = next((each for each in PROJECTORS if each == named), None)
     if projector is None:
         raise _refused(f"projector {named}")
+    if projector == "mlp":  # nor which of their layers count, nor where the row of no patch stands
+        raise ModelError(
+            "an mmproj of projector mlp does not say which layers run: give the Hugging Face "
+            "directory of the model"
+        )
+    if metadata.get("clip.use_silu"):
+        raise _refused("activation silu of what reads pictures")
     try:
         own = {key.removeprefix("clip.vision."): value for key, value in metadata.items()}
-        kind: TowerKind = "clip" if projector == "mlp" else "siglip"
-        curve: Curve = "gelu" if metadata.get("clip.use_gelu") else "quick"
         tower = Tower(
-            kind,
+            "siglip",
             int(own["block_count"]),
             int(own["embedding_length"]),
             int(own["attention.head_count"]),
@@ -228,23 +230,21 @@ def gguf_vision(metadata: Mapping[str, Any], width: int) -> Vision:
             int(own["image_size"]),
             int(own["patch_size"]),
             float(own["attention.layer_norm_epsilon"]),
-            curve,
-            projector != "mlp",
+            "gelu" if metadata.get("clip.use_gelu") else "quick",
+            ends_normed=True,
         )
-        if metadata.get("clip.use_silu"):
-            raise _refused("activation silu of what reads pictures")
-        scale = own.get("projector.scale_factor")
-        side = {"mlp": 1, "idefics3": scale, "gemma3": scale or 4}[projector]
-        if own["projection_dim"] != width and projector != "mlp":
-            raise ModelError(
-                f"the mmproj makes rows of width {own['projection_dim']}, and the model reads "
-                f"{width}: give the one that comes with the model"
-            )
-        mean, std = tuple(own["image_mean"]), tuple(own["image_std"])
+        usual = {"projector.scale_factor": 4} if projector == "gemma3" else {}
+        side = int({**usual, **own}["projector.scale_factor"])
+        mean, std, made = tuple(own["image_mean"]), tuple(own["image_std"]), own["projection_dim"]
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"the mmproj does not say {error}: download it again") from error
+    if made != width:
+        raise ModelError(
+            f"the mmproj makes rows of width {made}, and the model reads {width}: give the one "
+            "that comes with the model"
+        )
     together = projector == "gemma3"
-    return Vision(tower, projector, int(side), width, mean, std, "bilinear", "gelu", together)
+    return Vision(tower, projector, side, width, mean, std, "bilinear", together=together)
 
 
 class _Reader(Protocol):
@@ -390,7 +390,7 @@ class VisionWeights:
         before = self._before.get("projector" if projects else "tower", "")
         if not theirs:
             return ""
-        if theirs.endswith(_BARE) or theirs == "v.class_embd":
+        if theirs.endswith(_BARE):
             return "" if kind == "bias" else before + theirs
         return f"{before}{theirs}.{kind}"
 
