@@ -1,4 +1,4 @@
-"""The store of rows: ids are never used twice, places are, and nothing is read that is not there."""
+"""The store of rows: no id is used twice, places are, and what is not there is not read."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import NamedTuple, cast
 
@@ -24,7 +25,7 @@ from paceline.core.target import (
     room_of,
     whole,
 )
-from paceline.core.types import LogitArray, Needs
+from paceline.core.types import BoolArray, LogitArray, Needs
 from paceline.engine.memory import memory_of
 from paceline.policy.cost import CostModel
 from paceline.sampling.generation import Generation
@@ -93,10 +94,10 @@ def shared_out(reading: Sequence[Generation], tokens: int, block: int | None = N
             continue
         size = min(sequence.unread, tokens, SCORED if sequence.unscored else tokens)
         size = sequence.cache.unmarked(size) if block else size
-        size = before_leaving(sequence, size)
+        size = uncut(sequence, before_leaving(sequence, size))
         if size:
             chunks.append(Chunk(sequence, size))
-        tokens -= size
+        tokens = max(tokens - size, 0)
     return chunks
 
 
@@ -104,6 +105,29 @@ def before_leaving(sequence: Generation, tokens: int) -> int:
     """Return how many of the next tokens one forward may take: of an endless text those that come
     before others leave it."""
     return min(tokens, room_of(sequence.cache) or LEAVING) if sequence.window else tokens
+
+
+def uncut(sequence: Generation, tokens: int) -> int:
+    """Return how many of the next tokens one forward takes so that it cuts no span.
+
+    They are fewer, or all that is left of a span which begins with them.
+    """
+    begin = sequence.cache.length
+    for span in sequence.spans if tokens else ():
+        if span.start < begin + tokens < span.stop:
+            return (span.start if span.start > begin else span.stop) - begin
+    return tokens
+
+
+def _seen(sequence: Generation, begin: int, size: int) -> BoolArray | None:
+    # What the rows of a chunk see of one another; None if it is as always.
+    sees: BoolArray | None = None
+    for span in sequence.spans:
+        own = slice(max(span.start - begin, 0), max(min(span.stop - begin, size), 0))
+        if own.start < own.stop:
+            sees = np.tri(size, dtype=np.bool_) if sees is None else sees
+            sees[own, own] = True
+    return sees
 
 
 def _reads_for(chunks: list[Chunk], at: int, second: Generation, block: int) -> bool:
@@ -239,10 +263,10 @@ class Prefiller:
 
     def read_all(self, sequence: Generation, needs: Needs) -> None:
         """Prefill all unread tokens at once; raises OutOfMemory."""
-        while sequence.unread and (sequence.unscored or sequence.window):
+        while sequence.unread and (sequence.unscored or sequence.window or sequence.spans):
             self.slide([sequence])
             size = min(sequence.unread, SCORED if sequence.unscored else ALONE)
-            chunk = Chunk(sequence, before_leaving(sequence, size))
+            chunk = Chunk(sequence, uncut(sequence, before_leaving(sequence, size)))
             [output] = self._target.forward(self.rows([chunk], needs))
             self.take(chunk, output, 0.0)
         rest = sequence.tokens[sequence.cache.length : -1]
@@ -262,6 +286,12 @@ class Prefiller:
             tokens, draft = sequence.tokens[start : start + size], None
             if sequence.unscored:  # all rows of a draft have logits
                 tokens, draft = tokens[:1], trees.chain(tokens[1:])
+            sees = _seen(sequence, start, size)
+            if sees is not None:
+                at = np.arange(start, start + size)
+                block = Rows.block(sequence.cache, tokens, at, sees, num_new=size)
+                out.append(replace(block, features=needs.features))
+                continue
             pools = sequence.unscored and sequence.pooled is not None
             out.append(
                 Rows.draft(sequence.cache, tokens, draft, hidden=pools, features=needs.features)

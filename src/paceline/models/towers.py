@@ -104,10 +104,15 @@ class Vision:
     together: bool = False
 
     def __post_init__(self) -> None:
-        if self.side < 1 or self.tower.grid % self.side or min(self.std) <= 0:
+        if self.side < 1 or self.tower.grid % self.side:
             raise ModelError(
                 f"{self.tower.grid} patches of a side are no squares of {self.side}: download the "
                 "model again"
+            )
+        if (len(self.mean), len(self.std)) != (3, 3) or min(self.std) <= 0:
+            raise ModelError(
+                f"colours cannot be normalised by {self.mean} and {self.std}: download the model "
+                "again"
             )
 
     @property

@@ -39,7 +39,9 @@ _SIGLIP = {
 }
 _DINO_BLOCK = {
     "attention_norm": "norm1",
-    **{k: f"attention.attention.{n}" for k, n in zip("qkv", ("query", "key", "value"), strict=True)},
+    **{
+        k: f"attention.attention.{n}" for k, n in zip("qkv", ("query", "key", "value"), strict=True)
+    },
     "o": "attention.output.dense",
     "o_scale": "layer_scale1.lambda1",
     "ffn_norm": "norm2",

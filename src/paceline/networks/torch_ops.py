@@ -204,6 +204,9 @@ class TorchOps:
     def store(self, layer: int, kv: Tensor, heads: Heads) -> None:
         raise RuntimeUnavailable(_DEAF)
 
+    def squares(self, x: Tensor, grid: int, side: int) -> Tensor:
+        raise RuntimeUnavailable("towers do not run in torch: they run on runtimes cpu, reference")
+
     def times(self, x: Tensor, by: str | float) -> Tensor:
         return x * (self._weights.tensor(by) if isinstance(by, str) else by)
 

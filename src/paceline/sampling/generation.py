@@ -61,7 +61,8 @@ class Generation:
     and not answered. `window` is of an endless text, as of its cache; 0 without. `sources` names
     per generated token the drafter that proposed it, or None if the target chose it. `work` is what
     its decoder keeps of it. `pooled` is there if the state of its prompt is asked for, in place of
-    a text. `speech` is what its text is of, if a model that hears writes it.
+    a text. `speech` is what its text is of, if a model that hears writes it. `spans` are places of
+    pictures in its prompt, before the last token, whose rows see one another.
     """
 
     id: int
@@ -85,6 +86,7 @@ class Generation:
     work: Any = None
     pooled: Pooled | None = None
     speech: Any = None
+    spans: Sequence[range] = ()
 
     @classmethod
     def start(

@@ -11,6 +11,7 @@ from functools import cache
 
 import numpy as np
 
+from paceline.core.rows import RowStore
 from paceline.core.target import (
     DEFAULT_OPTIONS,
     LEAVING,
@@ -27,7 +28,6 @@ from paceline.core.target import (
     sink_rows,
     stored,
 )
-from paceline.core.rows import RowStore
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 from paceline.models import families
