@@ -57,9 +57,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 75_765,
+    "lines": 76_909,
     "lines of methods": 11_243,
-    "modules": 461,
+    "modules": 467,
     "docstrings": 0.14,
     "loose": 6,
 }

@@ -108,19 +108,25 @@ def test_the_first_frame_is_the_picture() -> None:
     assert (Picture.of(data).pixels == 9).all()
 
 
-def test_large_files_are_refused_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("side", [5000, 20_000])
+def test_large_files_are_refused_before_they_are_decoded(
+    side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = file_of(Image.fromarray(np.zeros((100, 100, 3), np.uint8)))
     with pytest.raises(PromptError, match="more than 20 bytes"):
         Picture.of(data, most_bytes=20)
+    with pytest.raises(PromptError, match="more than 9999 pixels"):
+        Picture.of(data, most_pixels=9999)
+    assert Picture.of(data, most_bytes=len(data), most_pixels=10_000).pixels.shape == (100, 100, 3)
     bomb = bytearray(file_of(Image.fromarray(np.zeros((1, 1, 3), np.uint8))))
-    bomb[16:24] = (20_000).to_bytes(4, "big") * 2
+    bomb[16:24] = side.to_bytes(4, "big") * 2
     bomb[29:33] = zlib.crc32(bytes(bomb[12:29])).to_bytes(4, "big")
 
     def decoded(*_: Any) -> None:
         raise AssertionError("it was decoded")
 
     monkeypatch.setattr(Image.Image, "convert", decoded)
-    with pytest.raises(PromptError, match="20000 x 20000 pixels"):
+    with pytest.raises(PromptError, match="more than 16777216 pixels"):
         Picture.of(bytes(bomb))
 
 

@@ -78,14 +78,13 @@ class Picture:
             with Image.open(io.BytesIO(data), formats=[kind]) as image:
                 width, height = image.size  # from the header: nothing is decoded yet
                 if width * height > most_pixels:
-                    raise PromptError(
-                        f"{name} has {width} x {height} pixels, more than {most_pixels}: send a "
-                        "smaller one"
-                    )
+                    raise Image.DecompressionBombError
                 turned: Any = ImageOps.exif_transpose(image)
                 return cls(_over_white(turned))
-        except PromptError:
-            raise
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise PromptError(
+                f"{name} has more than {most_pixels} pixels: send a smaller one"
+            ) from error
         except Exception as error:  # decoders raise what they like
             raise PromptError(f"{name} is damaged, or no {kind} file: save it again") from error
 

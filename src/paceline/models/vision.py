@@ -102,6 +102,7 @@ _HALF = (0.5,) * 3
 _CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _NORMS = {"siglip": (_HALF, _HALF), "clip": _CLIP, "dinov2": _IMAGENET}
+# Filters of resizing, by Pillow's numbers.
 _FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 # By `model_type` of a config, and of its vision side.
@@ -147,10 +148,12 @@ def hf_vision(config: Mapping[str, Any], pictures: Mapping[str, Any]) -> Vision 
     try:
         shape = _hf_tower({**_USUAL[tower], **own}, tower, config, projector)
         width, side = int(config["text_config"]["hidden_size"]), 1
+        name = _FILTERS[pictures.get("resample", 3)]
         if projector == "idefics3":
             side = int(config.get("scale_factor", 2))
         elif projector == "gemma3":
-            side = shape.grid // math.isqrt(int(config.get("mm_tokens_per_image", 256)))
+            squares = math.isqrt(int(config.get("mm_tokens_per_image", 256)))
+            side = shape.grid // squares if shape.grid % squares == 0 else 0
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"config.json does not say {error} of what reads pictures: download the model again"
@@ -163,7 +166,7 @@ def hf_vision(config: Mapping[str, Any], pictures: Mapping[str, Any]) -> Vision 
         width,
         tuple(pictures.get("image_mean") or mean),
         tuple(pictures.get("image_std") or std),
-        _FILTERS.get(pictures.get("resample", 3), "bicubic"),
+        name,
         _curve(config.get("projector_hidden_act", "gelu")),
         projector == "gemma3",
     )
