@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 76_909,
+    "lines": 76_910,
     "lines of methods": 11_243,
     "modules": 467,
     "docstrings": 0.14,

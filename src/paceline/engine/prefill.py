@@ -112,7 +112,7 @@ def uncut(sequence: Generation, tokens: int) -> int:
 
     They are fewer, or all that is left of a span which begins with them.
     """
-    begin = sequence.cache.length
+    begin: int = sequence.cache.length
     for span in sequence.spans if tokens else ():
         if span.start < begin + tokens < span.stop:
             return (span.start if span.start > begin else span.stop) - begin

@@ -197,4 +197,5 @@ def _along(pixels: Pixels, size: int, name: str) -> Pixels:
     out = np.full((size, *pixels.shape[1:]), 1 << (_BITS - 1), np.int64)
     for place, share in zip(places.T, shares.T, strict=True):  # whole numbers: sums are exact
         out += pixels[place] * share[:, None, None]
-    return np.clip(out >> _BITS, 0, 255).astype(np.uint8)
+    made: Pixels = np.clip(out >> _BITS, 0, 255).astype(np.uint8)
+    return made

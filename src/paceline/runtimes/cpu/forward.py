@@ -271,7 +271,7 @@ class Forward:
         matrices: Matrices,
         packed: Packed,
         pool: BlockPool,
-        rows: RowStore,
+        extra: RowStore,
         layers: Sequence[Layer] | None = None,
         given: bool = False,
         masks: mask_rows.PackedMaskRows | None = None,
@@ -285,14 +285,14 @@ class Forward:
             matrices: of the model.
             packed: holds them.
             pool: keys and values.
-            rows: those of ids from the vocabulary on.
+            extra: rows of ids from the vocabulary on.
             layers: those to run; None for all.
             given: rows start from the input "inputs", not from embeddings.
             masks: adapter of mask rows.
             boundaries: whose states features have behind the usual ones.
             memory: what an encoder writes, if there is one.
         """
-        self._masks, self._extra = masks, rows
+        self._masks, self._extra = masks, extra
         width = config.hidden_size
         # As many rows at once as the layer with most query heads to a key head can take.
         heads = CHeads(config.heads, min((each for each, _ in config.kv_shapes), default=1))
@@ -303,7 +303,7 @@ class Forward:
             matrices,
             pool,
             config.norm_eps,
-            extra=rows.numbers,
+            extra=extra.numbers,
             mask_rows=masks,
             memory=memory,
         )
