@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.core.rows import PERMANENT, RowStore, Run
+from paceline.core.rows import PERMANENT, RowStore, RowRun
 from paceline.errors import InvalidOption, OutOfMemory
 
 _VOCABULARY = 100
@@ -19,7 +19,7 @@ def _store(capacity: int = 64) -> RowStore:
     return RowStore(_VOCABULARY, 8, capacity)
 
 
-def _filled(store: RowStore, number: int, count: int = 4) -> Run:
+def _filled(store: RowStore, number: int, count: int = 4) -> RowRun:
     run = store.hold(str(number).encode(), count)
     if not run.filled:
         store.fill(run, _rows(number, count))
@@ -39,7 +39,7 @@ def test_the_same_content_has_the_same_ids() -> None:
 def test_ids_are_never_those_of_another_content() -> None:
     store, rng = _store(), np.random.default_rng(0)
     owners: dict[int, int] = {}
-    held: list[Run] = []
+    held: list[RowRun] = []
     for _ in range(3000):
         while len(held) > 6 or (held and rng.random() < 0.4):
             store.drop(held.pop(int(rng.integers(len(held)))))

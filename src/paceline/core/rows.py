@@ -19,7 +19,7 @@ CAPACITY = 16_384  # rows of runs: 16 pictures of 1,024, or 64 of 256
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class RowRun:
     """Rows of one content.
 
     Attributes:
@@ -59,8 +59,8 @@ class RowStore:
         self.made = 0
         self._permanent = 0
         self._next = vocabulary + PERMANENT
-        self._runs: OrderedDict[bytes, Run] = OrderedDict()  # the last used stands last
-        self._by_id: list[Run] = []
+        self._runs: OrderedDict[bytes, RowRun] = OrderedDict()  # the last used stands last
+        self._by_id: list[RowRun] = []
         self._free = list(range(PERMANENT + capacity - 1, PERMANENT - 1, -1))
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class RowStore:
         self._permanent = end
         return self.vocabulary + first
 
-    def hold(self, key: bytes, rows: int) -> Run:
+    def hold(self, key: bytes, rows: int) -> RowRun:
         """Return the run of a content for one more user: a new one if it is not there.
 
         Runs without users go for it, the least recently used first. OutOfMemory: those with users
@@ -101,7 +101,7 @@ class RowStore:
         run.users += 1
         return run
 
-    def fill(self, run: Run, rows: LogitArray) -> None:
+    def fill(self, run: RowRun, rows: LogitArray) -> None:
         """Write float32 `[n, width]`, finite, once; errors are those of `append`."""
         self._check(rows)
         if run.filled or len(rows) != len(run.places):
@@ -109,7 +109,7 @@ class RowStore:
         self.numbers[run.places] = rows
         run.filled = True
 
-    def drop(self, run: Run) -> None:
+    def drop(self, run: RowRun) -> None:
         """Let a user go. A filled run stays until its places are needed."""
         run.users -= 1
         if not run.users and not run.filled:
@@ -154,7 +154,7 @@ class RowStore:
         out: LogitArray = self.numbers[self.places(ids)]
         return out
 
-    def _made(self, key: bytes, rows: int) -> Run:
+    def _made(self, key: bytes, rows: int) -> RowRun:
         idle = [run for run in self._runs.values() if not run.users]
         if len(self._free) + sum(len(run.places) for run in idle) < rows:
             raise OutOfMemory(
@@ -164,13 +164,13 @@ class RowStore:
         while len(self._free) < rows:
             self._forget(idle.pop(0))
         places = np.array([self._free.pop() for _ in range(rows)], np.int64)
-        run = self._runs[key] = Run(key, self._next, places)
+        run = self._runs[key] = RowRun(key, self._next, places)
         self._by_id.append(run)
         self.made += 1
         self._next += rows
         return run
 
-    def _forget(self, run: Run) -> None:
+    def _forget(self, run: RowRun) -> None:
         del self._runs[run.key]
         del self._by_id[bisect_left(self._by_id, run.first, key=lambda each: each.first)]
         self._free += run.places[::-1].tolist()

@@ -252,7 +252,7 @@ def gguf_vision(metadata: Mapping[str, Any], width: int) -> Vision:
     return Vision(tower, projector, side, width, mean, std, "bilinear", together=together)
 
 
-class _Reader(Protocol):
+class _Tensors(Protocol):
     def __contains__(self, name: object) -> bool: ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...
@@ -269,7 +269,7 @@ class VisionWeights:
     the patches' bias, and matrices that write the stream the layers' scale.
     """
 
-    def __init__(self, reader: _Reader, vision: Vision, what: Path, *, gguf: bool) -> None:
+    def __init__(self, reader: _Tensors, vision: Vision, what: Path, *, gguf: bool) -> None:
         self._reader, self._vision, self._what, self._gguf = reader, vision, what, gguf
         self._names = {
             **(_GGUF if gguf else _TOWERS[vision.tower.kind]),
