@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.core.rows import PERMANENT, RowStore, RowRun
+from paceline.core.rows import PERMANENT, RowRun, RowStore
 from paceline.errors import InvalidOption, OutOfMemory
 
 _VOCABULARY = 100
