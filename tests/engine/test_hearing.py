@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.tiny_whisper import WhisperWeights, sound, tiny_whisper
+from tests.helpers.tiny_whisper import WhisperWeights, freed, sound, tiny_whisper
 from tests.listening.test_windows import END, engine, words
 
 from paceline.core.target import Rows
@@ -80,6 +80,7 @@ def test_others_go_on_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [own.generate([41, 42], LONG, speech=each).token_ids for each in (first, second)]
     for each in (first, second):
         own.let_go(each)
+    assert freed(own)
     first, second = Speech(sound(0)), Speech(sound(1))
     asked = [own.add([41, 42], LONG, speech=first)]
     while not own.scheduler.running:
@@ -96,7 +97,7 @@ def test_others_go_on_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [done[each].token_ids for each in asked] == texts
     for each in (first, second):
         own.let_go(each)
-    assert pool(own).free == pool(own).blocks
+    assert freed(own)
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -114,12 +115,12 @@ def test_a_sound_is_freed_in_the_midst(held: bool, monkeypatch: pytest.MonkeyPat
     else:
         own.cancel(request)
         own.let_go(speech)
-    assert pool(own).free == pool(own).blocks
+    assert freed(own)
     # Another sound is heard behind it.
     other = Speech(sound(1))
     assert own.generate([41, 42], LONG, speech=other).token_ids
     own.let_go(other)
-    assert pool(own).free == pool(own).blocks
+    assert freed(own)
 
 
 def test_a_preempted_text_goes_on_over_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +139,7 @@ def test_a_preempted_text_goes_on_over_the_same_memory(monkeypatch: pytest.Monke
     assert own.scheduler.preemptions
     found = [done[each].completion for each in asked]
     assert [each.token_ids for each in found if each is not None] == alone
-    assert pool(own).free == pool(own).blocks
+    assert freed(own)
 
 
 def test_a_sound_serves_texts_until_it_is_let_go() -> None:
@@ -149,7 +150,71 @@ def test_a_sound_serves_texts_until_it_is_let_go() -> None:
     assert own.generate([41, 42], LONG, speech=speech).token_ids == first.token_ids
     assert speech.memory is memory  # encoded once
     own.let_go(speech)
-    assert pool(own).free == pool(own).blocks
+    assert freed(own)
+
+
+def counted(of: Engine, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """Frames that are encoded from now on."""
+    found: list[np.ndarray] = []
+    whole = of._hearing._encoding  # type: ignore[union-attr]
+
+    def encoding(frames: np.ndarray) -> Iterator[Any]:
+        found.append(frames)
+        return whole(frames)
+
+    monkeypatch.setattr(of._hearing, "_encoding", encoding)
+    return found
+
+
+def test_equal_sounds_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other = engine(rows=75), engine(rows=75)
+    made = counted(own, monkeypatch)
+    alone = Speech(sound(0))
+    text = other.generate([41, 42], LONG, speech=alone).token_ids
+    sounds = [Speech(sound(0)) for _ in range(3)]
+    asked = [own.add([41, 42], LONG, speech=each) for each in sounds]
+    done = finish(own, 3)
+    assert [done[each].completion.token_ids for each in asked] == [text] * 3  # type: ignore[union-attr]
+    assert len(made) == 1
+    for each in sounds[:2]:
+        own.let_go(each)
+    assert own.generate([41, 42], LONG, speech=sounds[2]).token_ids == text
+    own.let_go(sounds[2])
+    # Nobody has it now, and the next one finds it; one number of another is another sound.
+    again, near = Speech(sound(0)), Speech(sound(0))
+    near.frames[70, 3] += 0.5
+    near = Speech(near.frames)
+    assert own.generate([41, 42], LONG, speech=again).token_ids == text
+    assert len(made) == 1
+    found = own.generate([41, 42], LONG, speech=near).token_ids
+    assert len(made) == 2
+    assert found == other.generate([41, 42], LONG, speech=Speech(near.frames)).token_ids
+    own.let_go(again)
+    own.let_go(near)
+    assert freed(own)
+
+
+def test_of_sounds_that_nobody_uses_the_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = engine(rows=75)
+    made = counted(own, monkeypatch)
+    blocks = pool(own).blocks // encoder._MEMORIES
+
+    def hear(seed: int) -> None:
+        speech = Speech(sound(seed))
+        own.generate([41, 42], replace(LONG, max_new_tokens=1), speech=speech)
+        own.let_go(speech)
+
+    for seed in range(hearing._KEPT):
+        hear(seed)
+    hear(0)  # which is the last used now
+    hear(hearing._KEPT)
+    assert pool(own).blocks - pool(own).free == hearing._KEPT * blocks
+    assert len(made) == hearing._KEPT + 1
+    hear(0)
+    assert len(made) == hearing._KEPT + 1
+    hear(1)
+    assert len(made) == hearing._KEPT + 2
+    assert freed(own)
 
 
 def test_an_encoder_that_fails_ends_its_request_alone(

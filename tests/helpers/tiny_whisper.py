@@ -44,3 +44,10 @@ class WhisperWeights(RandomWeights):
     def _numbers(self, name: str) -> np.ndarray:
         rng = np.random.default_rng(zlib.crc32(name.encode()))
         return (rng.normal(size=self._shapes[name]) * 0.3).astype(np.float16).astype(np.float32)
+
+
+def freed(engine: Any) -> bool:
+    """Return whether no sound has a memory any more, but those that wait for another like them."""
+    engine._hearing.forget()
+    pool = engine.decoder.target._writer.pool
+    return bool(pool.free == pool.blocks)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.tiny_whisper import freed
 from tests.listening.test_windows import WORDS, engine, noise
 
 from paceline.audio.mel import RATE, WINDOW
@@ -164,5 +165,4 @@ def test_the_last_caption_drafts_and_changes_nothing() -> None:
     assert all(word[1:].isdigit() for each in told for word in each.final)
     assert any(each.final for each in told)
     assert int(max(word[1:] for each in told for word in each.final)) < WORDS
-    pool = own.decoder.target._writer.pool  # type: ignore[attr-defined]
-    assert pool.free == pool.blocks
+    assert freed(own)

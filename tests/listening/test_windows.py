@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 from tests.helpers.table_engines import TOKENIZER
-from tests.helpers.tiny_whisper import WhisperWeights, sound, tiny_whisper
+from tests.helpers.tiny_whisper import WhisperWeights, freed, sound, tiny_whisper
 
 from paceline.audio.mel import RATE
 from paceline.core.metrics import GenerationStats
@@ -76,7 +76,6 @@ def test_drafts_and_batches_do_not_change_a_transcript() -> None:
     assert len(set(plain)) == len(plain)  # a sound has a say
     for drafter, batch in ((Recycling(64), 1), (Recycling(64), 3), (NoDrafter(), 3)):
         other = engine(drafter, rows=75, max_batch=batch)
-        target: Any = other.decoder.target
         sounds = [Speech(sound(seed)) for seed in range(3)]
         found = []
         for temperature in (0.0, 1.0):
@@ -91,8 +90,7 @@ def test_drafts_and_batches_do_not_change_a_transcript() -> None:
         assert found == plain
         for each in sounds:
             other.let_go(each)
-        pool = target._writer.pool
-        assert pool.free == pool.blocks
+        assert freed(other)
 
 
 def test_segments_lie_in_the_sound_one_behind_another() -> None:
@@ -106,8 +104,7 @@ def test_segments_lie_in_the_sound_one_behind_another() -> None:
         assert all(token < WORDS for token in tokens)
         at = begin
     assert found == list(Listener(engine(Recycling(64))).segments(noise(1.0)))
-    pool = own.decoder.target._writer.pool  # type: ignore[attr-defined]
-    assert pool.free == pool.blocks
+    assert freed(own)
 
 
 def test_what_is_too_short_says_nothing() -> None:

@@ -14,6 +14,7 @@ import pytest
 from openai.types.audio import TranscriptionStreamEvent
 from pydantic import TypeAdapter
 from tests.helpers.serving import CHAT, TEXT, Client, Json, events, run
+from tests.helpers.tiny_whisper import freed
 from tests.listening.test_windows import engine, noise
 
 from paceline.audio.mel import RATE
@@ -113,8 +114,7 @@ def test_sounds_at_once_are_each_alone(temperature: float) -> None:
     assert run(together, engine()) == alone
     drafting = engine(Recycling(64))
     assert run(together, drafting) == alone
-    pool = drafting.decoder.target._writer.pool  # type: ignore[attr-defined]
-    assert pool.free == pool.blocks
+    assert freed(drafting)
 
 
 def test_windows_come_one_after_another() -> None:
@@ -131,8 +131,7 @@ def test_windows_come_one_after_another() -> None:
     for each in parts:
         EVENT.validate_python(each)
     assert "".join(each.get("delta", "") for each in parts) == whole["text"]
-    pool = own.decoder.target._writer.pool  # type: ignore[attr-defined]
-    assert pool.free == pool.blocks
+    assert freed(own)
 
 
 def truncated(of: bytes) -> bytes:
@@ -307,4 +306,4 @@ def test_a_client_that_leaves_frees_its_sound() -> None:
         assert of.service.gate.sequences == 0
 
     run(ask, own)
-    assert pool.free == pool.blocks
+    assert freed(own)

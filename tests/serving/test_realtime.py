@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.helpers.serving import Json, serving
+from tests.helpers.tiny_whisper import freed
 from tests.listening.test_windows import engine, noise
 
 from paceline.audio.mel import RATE
@@ -85,8 +86,7 @@ def talk(
 
     found = asyncio.run(asyncio.wait_for(whole(), 60))
     if hasattr(own.decoder.target, "_writer"):
-        pool = own.decoder.target._writer.pool
-        assert pool.free == pool.blocks
+        assert freed(own)
     return found
 
 

@@ -1,14 +1,24 @@
-"""Sounds that texts are written of: encoded in pieces, between the steps of other requests."""
+"""Sounds that texts are written of: encoded in pieces, between the steps of other requests.
+
+Equal sounds share what is made of them, also with the last ones that nobody writes down any more.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass
+from hashlib import blake2b
 from time import perf_counter
 from typing import Any, cast
+
+import numpy as np
 
 from paceline.core.target import Listens, Target
 from paceline.core.types import LogitArray
 from paceline.engine.prefill import PIECE_SECONDS, SLOWER
+from paceline.errors import OutOfMemory
+
+_KEPT = 4  # memories without a user: of a file that is sent again, with other settings
 
 
 class Speech:
@@ -16,12 +26,23 @@ class Speech:
 
     Attributes:
         frames: float32 `[n, mels]`, log-mel frames.
+        key: of what they are; equal sounds have equal ones.
         memory: what the target's encoder made of them, once it has.
         users: its maker, and requests that have not ended.
     """
 
-    def __init__(self, frames: LogitArray, memory: Any = None) -> None:
-        self.frames, self.memory, self.users = frames, memory, 1
+    def __init__(self, frames: LogitArray) -> None:
+        self.frames, self.users = frames, 1
+        whole = np.ascontiguousarray(frames)
+        self.key = blake2b(whole.tobytes(), digest_size=16, salt=b"%d" % len(whole)).digest()
+        self.memory: Any = None
+
+
+@dataclass(slots=True)
+class _Held:
+    # A memory, and how many sounds have it.
+    memory: Any
+    users: int = 0
 
 
 class Hearing:
@@ -30,6 +51,7 @@ class Hearing:
     def __init__(self, target: Target) -> None:
         assert isinstance(target, Listens)
         self._encoding, self._release = target.encoding, target.release
+        self._held: dict[bytes, _Held] = {}  # by the keys of their sounds, the last used behind
         self._speech: Speech | None = None  # that is being encoded
         self._pieces: Generator[Any, None, None]
         self._left = 0.0  # when its last piece was done
@@ -40,6 +62,8 @@ class Hearing:
         Unless `alone`, steps of other requests stay about as fast as beside a prompt that is read.
         Errors are those of `Listens.encode`.
         """
+        if speech.memory is None and speech.key in self._held:
+            self._take(speech)
         if speech.memory is not None:
             return True
         begin = perf_counter()
@@ -48,21 +72,28 @@ class Hearing:
             self._pieces = cast(Generator[Any, None, None], self._encoding(speech.frames))
             self._speech = speech
         end = begin + (PIECE_SECONDS if alone else min(PIECE_SECONDS, (SLOWER - 1) * step))
+        made = None
         try:
-            while speech.memory is None:
-                speech.memory = next(self._pieces)
+            while made is None:
+                made = next(self._pieces)
                 self._left = perf_counter()
                 if self._left >= end:
                     break
+        except OutOfMemory:
+            self._speech = None
+            if not self.forget():
+                raise
         except BaseException:
             self._speech = None
             raise
-        if speech.memory is not None:
+        if made is not None:
             self._speech = None
-        return speech.memory is not None
+            self._held[speech.key] = _Held(made)
+            self._take(speech)
+        return made is not None
 
     def let_go(self, speech: Speech) -> None:
-        """Free the memory of a sound with its last user."""
+        """Say that a sound has a user less; with the last one it has no memory any more."""
         speech.users -= 1
         if speech.users:
             return
@@ -70,5 +101,20 @@ class Hearing:
             self._pieces.close()
             self._speech = None
         elif speech.memory is not None:
-            self._release(speech.memory)
-            speech.memory = None
+            held = self._held.pop(speech.key)
+            held.users -= 1
+            self._held[speech.key], speech.memory = held, None
+            self.forget(_KEPT)
+
+    def forget(self, kept: int = 0) -> bool:
+        """Free memories without a user but the last ones; return whether there were others."""
+        idle = [key for key, held in self._held.items() if not held.users]
+        gone = idle[: max(0, len(idle) - kept)]
+        for key in gone:
+            self._release(self._held.pop(key).memory)
+        return bool(gone)
+
+    def _take(self, speech: Speech) -> None:
+        held = self._held[speech.key]
+        held.users += 1
+        speech.memory = held.memory
