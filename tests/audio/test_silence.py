@@ -120,7 +120,7 @@ def test_bits_are_the_same_everywhere(tmp_path: Path) -> None:
 
 def test_speech_goes_on_where_it_is_less_sure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finder, said = SpeechFinder(path), np.array([0.4, 0.5, 0.4, 0.36, 0.3, 0.4, 0.9, 0.1])
-    monkeypatch.setattr(SpeechFinder, "probabilities", lambda own, sound: said)
+    monkeypatch.setattr(silence.SpeechStream, "probabilities", lambda own, sound: said)
     found = finder.speech(np.zeros(8 * CHUNK, np.float32))
     assert found.tolist() == [False, True, True, True, False, False, True, False]
 

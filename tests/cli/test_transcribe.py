@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import signal
+import time
 import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +19,9 @@ from safetensors.numpy import save_file
 from tests.helpers.tiny_model import save_gguf, tiny_config
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-from paceline.audio import silence
+from paceline.audio import read, silence
 from paceline.audio.mel import RATE
+from paceline.cli import live_captions
 from paceline.cli.app import run
 from paceline.core.cache import open_lines
 from paceline.listening import transcripts
@@ -264,3 +266,100 @@ def test_silence_is_skipped(command: list[str], tmp_path: Path, capsys: Any) -> 
     assert "contradict" in capsys.readouterr().err
     (tmp_path / "out" / "talk.txt").unlink()
     assert run([*command, path, "--silence", path]) == 2
+
+
+def raw(seconds: float, seed: int = 0) -> bytes:
+    samples = np.random.default_rng(seed).normal(size=round(seconds * RATE)) * 3000
+    whole: bytes = samples.astype("<i2").tobytes()
+    return whole
+
+
+def headed(content: bytes, rate: int = RATE) -> bytes:
+    with wave.open(file := io.BytesIO(), "wb") as out:
+        out.setparams((1, 2, rate, 0, "NONE", ""))
+        out.writeframes(content)
+    return file.getvalue()
+
+
+def lived(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, content: bytes, *more: str
+) -> int:
+    """The exit code of live captions of some bytes."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    return run([*command[:-2], "-", "--live", "--no-silence", *more])
+
+
+def test_live_captions_are_those_of_raw_numbers_and_of_a_stream(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lived(command, monkeypatch, raw(2.5)) == 0
+    plain, said = capsys.readouterr()
+    assert plain.split()
+    assert "2 s of sound, at most 0.0 s behind" in said
+    assert lived(command, monkeypatch, headed(raw(2.5))) == 0
+    assert capsys.readouterr().out == plain
+    assert lived(command, monkeypatch, raw(2.5), "--format", "json") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert " ".join(line["final"] for line in lines).split() == plain.split()
+    assert {*lines[0]} == {"final", "draft", "lag"}
+    # At another rate the same numbers last half as long.
+    assert lived(command, monkeypatch, raw(2.5), "--rate", "32000") == 0
+    assert "1 s of sound" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "said"),
+    [
+        (b"", (), "no samples"),
+        (b"OggS" + bytes(1000), (), "standard input is ogg: convert it"),
+        (b"RIFF0000WAVEfmt ", (), "no samples"),
+        (raw(1.0), ("--format", "srt"), "srt needs times"),
+        (raw(1.0), ("--out", "x"), "give - alone"),
+        (raw(1.0), ("--rate", "10"), "rate"),
+    ],
+)
+def test_what_live_captions_cannot_be_made_of_is_one_line(
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes,
+    more: tuple[str, ...],
+    said: str,
+) -> None:
+    assert lived(command, monkeypatch, content, *more) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_terminal_shows_what_may_change(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live_captions, "_where", lambda: "text")
+    assert lived(command, monkeypatch, raw(3.0)) == 0
+    plain = capsys.readouterr().out.split()
+    monkeypatch.setattr(live_captions, "_where", lambda: "terminal")
+    monkeypatch.setenv("COLUMNS", "40")
+    assert lived(command, monkeypatch, raw(3.0)) == 0
+    shown = capsys.readouterr().out
+    assert "s behind)" in shown
+    # What a terminal has at the end: what stands behind the last return of each line.
+    lines = [line.rpartition("\x1b[2K")[2] for line in shown.split("\n")]
+    assert " ".join(lines).split() == plain
+    assert all(len(line) < 40 for line in lines)
+
+
+def test_ctrl_c_ends_the_sound(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def endless(*_: Any) -> Iterator[np.ndarray]:
+        sound = np.frombuffer(raw(1.5), "<i2").astype(np.float32) / 32768
+        yield sound
+        signal.raise_signal(signal.SIGINT)
+        while True:
+            time.sleep(0.01)
+            yield sound[:0]
+
+    monkeypatch.setattr(read, "live_sound", endless)
+    assert lived(command, monkeypatch, b"") == 130
+    out, said = capsys.readouterr()
+    assert out.split()
+    assert "of sound" in said

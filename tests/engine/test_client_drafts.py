@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from itertools import pairwise, takewhile
 
 import pytest
 from tests.helpers import table_engines as engines
 
 from paceline.core.types import SamplingParams, Speculation
+from paceline.engine.client_drafts import Follower
 from paceline.engine.engine import Engine
 from paceline.errors import PromptError
 from paceline.methods.prompt_lookup import PromptLookup
@@ -147,3 +150,77 @@ def test_a_prediction_may_be_text_and_stands_beside_a_constraint() -> None:
         [5], params, raw=True, constraint=engine.grammar.choice(["the quick fox"])
     )
     assert held.text == plain.text == "the quick fox"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", list(edited([0] * 120)))
+def test_marks_in_a_prediction_change_no_text(temperature: float, kind: str) -> None:
+    params = replace(PARAMS, temperature=temperature, max_new_tokens=120)
+    alone = engines.make().generate(PROMPT, params, raw=True)
+    prediction = edited(list(alone.token_ids))[kind]
+    for marks in (0, 3, 4, 100):
+        speculation = Speculation(marks=marks)
+        done = engines.make().generate(
+            PROMPT, params, raw=True, prediction=prediction, speculation=speculation
+        )
+        assert engines.key(done) == engines.key(alone)
+
+
+TIMES = 1000
+
+
+def captions(seed: int) -> list[list[int]]:
+    """Captions of a growing sound: times come, go and move, and the last word is misheard."""
+    rng, out = random.Random(seed), list[list[int]]()
+    said = [rng.randrange(400) for _ in range(60)]
+    for count in range(3, len(said), 3):
+        late, timed = rng.randrange(15), rng.random() < 0.7
+        words = [TIMES]
+        for at, word in enumerate(said[:count], 1):
+            words.append(word if at < count else rng.randrange(400))
+            if timed and at % 6 == 0:
+                words += [TIMES + at * 10 + late] * 2
+        out.append([*words, TIMES + count * 10 + late])
+    return out
+
+
+def passes(text: list[int], follower: Follower) -> int:
+    """How many forwards make a text, each with what the follower is fairly sure of."""
+    said: list[int] = []
+    count = 0
+    while len(said) < len(text):
+        follower.read(said)
+        draft = follower.next(sum(each > 0.5 for each in follower.reach()))
+        pairs = zip(draft, text[len(said) :], strict=False)
+        agreed = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        said += text[len(said) : len(said) + agreed + 1]
+        count += 1
+    return count
+
+
+def test_captions_are_followed_over_times_that_move() -> None:
+    tokens = forwards = blind = 0
+    for seed in range(10):
+        told = captions(seed)
+        for last, text in pairwise(told):
+            tokens += len(text)
+            forwards += passes(text, Follower(last, TIMES))
+            blind += passes(text, Follower(last))
+    assert tokens / forwards > 4
+    assert tokens / blind < 3
+
+
+def test_marks_move_together_within_those_that_are_known() -> None:
+    follower = Follower([TIMES, 1, 2, TIMES + 5, TIMES + 5, 3, 4, TIMES + 9], TIMES)
+    follower.read([TIMES, 1, 2, TIMES + 7])
+    assert [*follower.next(4)] == [TIMES + 7, 3, 4, TIMES + 9]  # beyond, it could be no token
+    follower.read([TIMES, 1, 2, TIMES + 7, TIMES + 7, 3, TIMES + 8])
+    assert [*follower.next(3)] == [TIMES + 8, 4, TIMES + 9]  # one that was not there comes twice
+    follower.read([TIMES, 1, 2, TIMES + 7, TIMES + 7, 3, TIMES + 8, TIMES + 8, 4])
+    assert [*follower.next(3)] == [TIMES + 9]
+    early = Follower([TIMES + 5, 1, TIMES + 6, 2], TIMES)
+    early.read([TIMES, 1])
+    assert [*early.next(2)] == [TIMES + 1, 2]
+    early = Follower([TIMES + 5, 1, TIMES + 2, 2], TIMES)
+    early.read([TIMES, 1])
+    assert [*early.next(2)] == [TIMES, 2]  # never a word

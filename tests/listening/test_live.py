@@ -28,10 +28,14 @@ class Speaker:
         self.rng, self.hears = random.Random(seed), hears
         self.engine: Any = self
         self.tokenizer: Any = self
+        self.rules: Any = self
+        self.end = 1000
         self.windows: list[tuple[float, int, list[str]]] = []
 
     def decode(self, tokens: tuple[int, ...]) -> str:
         return " ".join(f"w{each}," if self.rng.random() < 0.3 else f"W{each}" for each in tokens)
+
+    def stream(self) -> Any: ...
 
     def begin(self, window: np.ndarray, asked: Listening) -> Any:
         self.windows.append((len(window) / RATE, int(window[0]), asked.prompt.split()))
@@ -70,7 +74,7 @@ class Step:
 
 
 class Done:
-    token_ids = ()
+    token_ids = sources = ()
 
 
 def spoken(seconds: int) -> np.ndarray:
@@ -151,7 +155,7 @@ def captions(own: Any, likely: bool) -> list[LiveCaption]:
         if begin + RATE >= len(sound):
             live.end()
         while (request := live.next()) is not None:
-            live._likely = live._likely if likely else ()
+            live._texts = live._texts if likely else ()
             caption = live.heard(own.generate(request))
             told += [] if caption is None else [caption]
     live.let_go()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
@@ -15,7 +17,16 @@ import numpy as np
 from paceline.audio.decoders import coded_sound
 from paceline.audio.mel import RATE
 from paceline.audio.resample import Resampler
-from paceline.audio.wav import HEAD, Coded, Samples, Sound, damaged, is_wav, wav_sound
+from paceline.audio.wav import (
+    HEAD,
+    Coded,
+    Samples,
+    Sound,
+    damaged,
+    is_wav,
+    raw_sound,
+    wav_sound,
+)
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 
@@ -23,6 +34,14 @@ _RATES = range(1_000, 768_001)  # samples a second that may hold speech
 LONGEST = 12 * 3600
 """Seconds of sound, unless fewer are asked for."""
 
+_LIVE = 1600  # bytes that are read at once of a sound that comes: of raw numbers 50 ms
+_CONTAINERS = {
+    "ogg": b"OggS",
+    "flac": b"fLaC",
+    "mp3": b"ID3",
+    "webm": b"\x1aE\xdf\xa3",
+    "mp4": b"ftyp",
+}
 _STREAM = 256 << 20  # bytes of a stream that is no WAV, which is held whole
 
 
@@ -51,6 +70,26 @@ def read_sound(source: Path | BinaryIO, longest: float = LONGEST) -> LogitArray:
             f"{name} cannot be read ({error.strerror or error}): give a sound file, or - for "
             "standard input"
         ) from error
+
+
+def live_sound(file: BinaryIO, rate: int = RATE) -> Iterator[LogitArray]:
+    """Yield float32 samples at `RATE` as they come: of a WAV stream, or else of raw numbers.
+
+    Those are of 16 bits, little-endian, of one channel, `rate` a second. The end may be far.
+
+    Raises InvalidOption as `read_sound`, and for streams in other containers.
+    """
+    name, head = "standard input", file.read(HEAD)
+    if coded := [kind for kind, mark in _CONTAINERS.items() if mark in head]:
+        raise InvalidOption(f"{name} is {coded[0]}: convert it, for example by ffmpeg -f wav -")
+    try:
+        whole = is_wav(head)
+        sound = wav_sound(file, name, _LIVE) if whole else raw_sound(head, file, name, rate, _LIVE)
+        yield from _resampled(sound, name, math.inf, live=True)
+    except Coded as error:
+        raise InvalidOption(f"{name} cannot be read ({error}): give raw numbers") from error
+    except OSError as error:
+        raise InvalidOption(f"{name} cannot be read ({error.strerror or error})") from error
 
 
 def _sound(file: BinaryIO, name: str) -> Sound:
@@ -86,25 +125,31 @@ def _is_file(file: BinaryIO) -> bool:
 
 
 def _heard(sound: Sound, name: str, longest: float) -> LogitArray:
+    return np.concatenate([*_resampled(sound, name, longest)])
+
+
+def _resampled(
+    sound: Sound, name: str, longest: float, live: bool = False
+) -> Iterator[LogitArray]:
     if sound.rate not in _RATES:
         raise InvalidOption(
             f"{name} says that it has {sound.rate} samples a second, and speech is heard at "
             f"{_RATES.start} to {_RATES.stop - 1}: mend its header"
         )
-    resampler = None if sound.rate == RATE else Resampler(sound.rate)
-    parts = []
+    resampler = None
+    if sound.rate != RATE:
+        resampler = Resampler(sound.rate, 1) if live else Resampler(sound.rate)
     length = 0
     for block in sound.blocks:
         length += len(block)
         if length > longest * sound.rate:
             raise TooLong(f"{name} lasts more than {longest:g} s: give it in parts")
         mixed = _mixed(block, name)
-        parts.append(mixed.astype(np.float32) if resampler is None else resampler.feed(mixed))
+        yield mixed.astype(np.float32) if resampler is None else resampler.feed(mixed)
     if resampler is not None:
-        parts.append(resampler.end())
+        yield resampler.end()
     if not length:
         raise damaged(name, "it has no samples")
-    return np.concatenate(parts)
 
 
 def _mixed(block: Samples, name: str) -> Samples:

@@ -8,6 +8,7 @@ elementwise.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,14 +22,15 @@ from paceline.models.safetensors import SafetensorsFiles
 
 CHUNK = 512
 """Samples that have one probability."""
+LEAD = RATE // 5
+"""Samples before speech, which belong to it."""
 
 _Floats = npt.NDArray[np.float64]
 
 _CONTEXT, _FRAME, _STEP, _BINS, _WIDE = 64, 256, 128, 129, 128
 _BITS = 22
 _PIECE = 2048  # chunks that are convolved at once
-_SURE, _STILL = 0.5, 0.35  # probabilities that begin speech, and that go on with it
-_LEAD = RATE // 5  # samples before speech, which belong to it
+_SURE, _LESS = 0.5, 0.15  # probability that begins speech; with so much less it goes on
 
 _SHAPES = {
     "stft_conv.weight": (2 * _BINS, 1, _FRAME),
@@ -70,34 +72,29 @@ class SpeechFinder:
                     )
             self._tables[name] = _Table(files.read(name), None if plain else files.read(bias))
 
+    def stream(self, sure: float = _SURE) -> SpeechStream:
+        """Begin a sound that comes in pieces; `sure` is the probability that begins speech."""
+        return SpeechStream(self, sure)
+
     def speech(self, sound: LogitArray) -> BoolArray:
         """Return for each `CHUNK` of a sound `[n]` whether there is speech in it."""
-        found = np.zeros(-(-len(sound) // CHUNK), np.bool_)
-        said = False
-        for at, each in enumerate(self.probabilities(sound)):
-            said = bool(each >= (_STILL if said else _SURE))
-            found[at] = said
-        return found
+        return self.stream().feed(_whole(sound))
 
     def probabilities(self, sound: LogitArray) -> _Floats:
         """Return those of speech in each `CHUNK` of a sound `[n]`; behind its end it is silent."""
-        count = -(-len(sound) // CHUNK)
-        if not count:
-            return np.zeros(0)
-        padded = np.pad(sound, (_CONTEXT, count * CHUNK - len(sound))).astype(np.float64)
-        chunks = np.lib.stride_tricks.sliding_window_view(padded, _CONTEXT + CHUNK)[::CHUNK]
-        hidden, cell, out = np.zeros(_WIDE), np.zeros(_WIDE), np.empty((count, _WIDE))
-        again = self._tables["lstm_cell.weight_hh"]
-        for begin in range(0, count, _PIECE):
-            inputs = self._inputs(chunks[begin : begin + _PIECE])
-            for at, own in enumerate(inputs, begin):
+        return self.stream().probabilities(_whole(sound))
+
+    def recur(self, chunks: _Floats, hidden: _Floats, cell: _Floats) -> Iterator[_Floats]:
+        """Yield a probability `[1]` of each chunk `[n, samples]`, and change the state."""
+        again, last = self._tables["lstm_cell.weight_hh"], self._tables["final_conv.weight"]
+        for begin in range(0, len(chunks), _PIECE):
+            for own in self._inputs(chunks[begin : begin + _PIECE]):
                 gates = own + again.of(hidden)
                 gates[2 * _WIDE : 3 * _WIDE] *= 2
                 parts = _sigmoid(gates).reshape(4, _WIDE)
-                cell = parts[1] * cell + parts[0] * (2 * parts[2] - 1)
-                hidden = parts[3] * (2 * _sigmoid(2 * cell) - 1)
-                out[at] = hidden
-        return _sigmoid(self._tables["final_conv.weight"].of(np.maximum(out, 0)))[:, 0]
+                cell[:] = parts[1] * cell + parts[0] * (2 * parts[2] - 1)
+                hidden[:] = parts[3] * (2 * _sigmoid(2 * cell) - 1)
+                yield _sigmoid(last.of(np.maximum(hidden, 0)))
 
     def _inputs(self, chunks: _Floats) -> _Floats:
         # What the recurrent layer reads of chunks [n, samples].
@@ -113,11 +110,44 @@ class SpeechFinder:
         return self._tables["lstm_cell.weight_ih"].of(rows[:, 0])
 
 
+class SpeechStream:
+    """Finds speech in a sound that comes in pieces: as much as in the whole of it."""
+
+    def __init__(self, finder: SpeechFinder, sure: float) -> None:
+        self._finder, self._sure = finder, sure
+        self._rest = np.zeros(_CONTEXT)  # samples before the next chunk, and those of it
+        self._state = np.zeros(_WIDE), np.zeros(_WIDE)
+        self._said = False
+
+    def feed(self, samples: LogitArray) -> BoolArray:
+        """Take float32 `[n]`; return for each `CHUNK` that is whole whether there is speech."""
+        found = self.probabilities(samples)
+        speech = np.zeros(len(found), np.bool_)
+        for at, each in enumerate(found):
+            self._said = bool(each >= self._sure - (_LESS if self._said else 0))
+            speech[at] = self._said
+        return speech
+
+    def probabilities(self, samples: LogitArray) -> _Floats:
+        """Take float32 `[n]`; return the probability of speech in each `CHUNK` that is whole."""
+        rest = np.concatenate([self._rest, samples.astype(np.float64)])
+        count = (len(rest) - _CONTEXT) // CHUNK
+        self._rest = rest[count * CHUNK :]
+        if not count:
+            return np.zeros(0)
+        chunks = np.lib.stride_tricks.sliding_window_view(rest, _CONTEXT + CHUNK)[::CHUNK]
+        return np.concatenate([*self._finder.recur(chunks, *self._state)])
+
+
 def begin_of_speech(speech: BoolArray, at: int) -> int | None:
     """Return the sample from which on to hear, at or behind another; None if no speech follows."""
     first = at // CHUNK
     found = np.flatnonzero(speech[first:])
-    return max(at, int(first + found[0]) * CHUNK - _LEAD) if len(found) else None
+    return max(at, int(first + found[0]) * CHUNK - LEAD) if len(found) else None
+
+
+def _whole(sound: LogitArray) -> LogitArray:
+    return np.pad(sound, (0, -len(sound) % CHUNK))
 
 
 class _Table:

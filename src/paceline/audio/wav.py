@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Iterator
+from io import BytesIO
+from itertools import chain
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -41,8 +43,10 @@ def is_wav(head: bytes) -> bool:
     return head[:4] in (b"RIFF", b"RF64") and head[8:HEAD] == b"WAVE"
 
 
-def wav_sound(file: BinaryIO, name: str) -> Sound:
+def wav_sound(file: BinaryIO, name: str, block: int = _BLOCK) -> Sound:
     """Read the chunks behind the first `HEAD` bytes, up to the samples.
+
+    These are read `block` bytes at once.
 
     Raises:
         Coded: see there.
@@ -55,7 +59,7 @@ def wav_sound(file: BinaryIO, name: str) -> Sound:
             break
         size = int.from_bytes(chunk[4:], "little")
         if chunk[:4] == b"data":
-            return _samples(file, name, form, size)
+            return _samples(file, name, form, size, block)
         content = _skip(file, size + size % 2)
         form = content if chunk[:4] == b"fmt " else form
     raise damaged(name, "it has no samples")
@@ -74,7 +78,7 @@ def _skip(file: BinaryIO, size: int) -> bytes:
     return first
 
 
-def _samples(file: BinaryIO, name: str, form: bytes, size: int) -> Sound:
+def _samples(file: BinaryIO, name: str, form: bytes, size: int, block: int) -> Sound:
     if len(form) < 16:
         raise damaged(name, "it does not say how its samples are written")
     code, channels, rate, _, step, bits = struct.unpack("<HHIIHH", form[:16])
@@ -86,14 +90,20 @@ def _samples(file: BinaryIO, name: str, form: bytes, size: int) -> Sound:
     known = (1, 2, 3, 4) if code == _PCM else (4, 8)
     if not channels or width not in known or step != width * channels:
         raise damaged(name, f"{channels} channels of {bits} bits in {step} bytes")
-    return Sound(rate, _blocks(file, name, step, channels, code == _FLOAT, size))
+    return Sound(rate, _blocks(file, name, step, channels, code == _FLOAT, size, block))
+
+
+def raw_sound(head: bytes, file: BinaryIO, name: str, rate: int, block: int) -> Sound:
+    """Read 16-bit numbers, little-endian, of one channel, behind the first ones."""
+    parts = (_blocks(each, name, 2, 1, False, 0, block) for each in (BytesIO(head), file))
+    return Sound(rate, chain.from_iterable(parts))
 
 
 def _blocks(
-    file: BinaryIO, name: str, step: int, channels: int, floats: bool, size: int
+    file: BinaryIO, name: str, step: int, channels: int, floats: bool, size: int, block: int
 ) -> Iterator[Samples]:
     left = size if 0 < size < _ENDLESS else None
-    most = max(_BLOCK // step, 1) * step
+    most = max(block // step, 1) * step
     while left != 0:
         wanted = most if left is None else min(most, left)
         raw = file.read(wanted)

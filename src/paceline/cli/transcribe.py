@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from paceline.listening.windows import Listening
 
 _SILENCE = "Weights of Silero VAD; else those of the package silero-vad, if it is installed."
+_LIVE = "Captions while standard input comes; grey words may change, blue ones were drafted."
+_RATE = "Of raw sound for --live, 16-bit numbers of one channel; WAV tells its own."
 _FILES = "WAV; flac, ogg, mp3, opus by the extra audio; m4a, mp4, webm by av; - is standard input."
 
 
@@ -40,6 +42,8 @@ def transcribe(
     out: Annotated[Path | None, typer.Option(help="Folder; what it has is kept.")] = None,
     silence: Annotated[Path | None, typer.Option(help=_SILENCE)] = None,
     no_silence: Annotated[bool, typer.Option("--no-silence", help="Hear silence, too.")] = False,
+    live: Annotated[bool, typer.Option("--live", help=_LIVE)] = False,
+    rate: Annotated[int, typer.Option(min=1000, max=768_000, help=_RATE)] = RATE,
 ) -> None:
     """Write down speech, as it becomes final.
 
@@ -56,7 +60,14 @@ def transcribe(
     if silence is not None and no_silence:
         raise InvalidOption("--silence and --no-silence contradict each other: give one")
     finds = None if no_silence else silence or silero_file()
+    if live and (len(files) > 1 or str(files[0]) != "-" or out is not None):
+        raise InvalidOption("--live writes down standard input: give - alone, and no --out")
+    if live and form not in ("text", "json"):
+        raise InvalidOption(f"--format {form} needs times, and --live has none: use text or json")
     load = partial(_Writer, asked, Listening(language, translate, seed=seed), finds)
+    if live:
+        end(load().follow(rate, form), kept=False)
+        return
     if out is not None:
         _Folder(load, form, out).fill(places_of(files, out, form))
         return
@@ -163,6 +174,14 @@ class _Writer:
             "silence": self._silence,
             **asdict(self._wanted),
         }
+
+    def follow(self, rate: int, form: str) -> bool:
+        # Live captions; whether the sound came to its end.
+        from paceline.cli.live_captions import follow_sound
+        from paceline.listening.live import Live
+
+        live = Live(self._listener, self._wanted, finder=self._finder)
+        return follow_sound(self._listener.engine, live, rate, form)
 
     def windows(self, sound: LogitArray, begin: int) -> Iterator[tuple[int, list[Caption]]]:
         spoken = None if self._finder is None else self._finder.speech(sound)

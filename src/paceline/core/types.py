@@ -169,6 +169,8 @@ class Speculation:
         once: end the request with its first verification.
         prediction: tokens, any number of them, that the answer is likely to repeat: drafted from
             where the answer follows them, by the same rules.
+        marks: the first of the ids that only mark places in a prediction, such as times: they come
+            and go, and where the answer has a later one those behind it are later, too.
     """
 
     nodes: int | None = None
@@ -177,6 +179,7 @@ class Speculation:
     draft: tuple[int, ...] = ()
     once: bool = False
     prediction: tuple[int, ...] = ()
+    marks: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("nodes", self.nodes), ("depth", self.depth)):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -56,7 +58,8 @@ class ClientDrafts:
 
     def _follow(self, sequence: Generation) -> Follower:
         if sequence.id not in self._followers:
-            self._followers[sequence.id] = Follower(sequence.speculation.prediction)
+            asked = sequence.speculation
+            self._followers[sequence.id] = Follower(asked.prediction, asked.marks)
         self._followers[sequence.id].read(sequence.tokens, sequence.prompt_length)
         return self._followers[sequence.id]
 
@@ -65,11 +68,17 @@ class Follower:
     """Say where in a prediction an answer is.
 
     Where the answer leaves the prediction it is taken to have replaced a token, until its last
-    tokens are found again: those with most agreement before them, the nearest of equals.
+    tokens are found again: those with most agreement before them, the nearest of equals. Marks are
+    no part of either; one that the prediction lacks is taken to come twice, as an end and a begin.
     """
 
-    def __init__(self, text: Sequence[int]) -> None:
+    def __init__(self, text: Sequence[int], marks: int | None = None) -> None:
         self._text = text
+        self._marks = math.inf if marks is None else marks
+        self._most = max(text, default=0)  # the last mark that is known
+        self._later = 0  # how far those of the answer are behind those of the prediction
+        self._twice: tuple[int, ...] = ()  # the mark that is taken to come again
+        self._words: deque[int] = deque(maxlen=_LONGEST)  # the answer's last tokens without marks
         self._place = 0  # of the token that comes next
         self._known = 0  # tokens of the answer that were read
         self._run = 2  # tokens in a row that agreed; below 0 those that did not
@@ -78,7 +87,15 @@ class Follower:
     def read(self, tokens: Sequence[int], first: int = 0) -> None:
         """Take in what is new of all tokens so far; the answer begins at `first`."""
         for at in range(first + self._known, len(tokens)):
-            hit = self._place < len(self._text) and self._text[self._place] == tokens[at]
+            token = tokens[at]
+            if token >= self._marks:
+                self._mark(token, begins=at == first or tokens[at - 1] >= self._marks)
+                continue
+            self._twice = ()
+            self._words.append(token)
+            while self._marked():
+                self._place += 1
+            hit = self._place < len(self._text) and self._text[self._place] == token
             self._place += 1
             self._hits += hit
             self._tries += hit or self._run >= 0
@@ -86,7 +103,7 @@ class Follower:
                 self._run = max(self._run, 0) + 1
             else:
                 self._run = min(self._run, 0) - 1
-                self._find(tokens[max(first, at + 1 - _LONGEST) : at + 1])
+                self._find([*self._words])
         self._known = len(tokens) - first
 
     def reach(self) -> list[float]:
@@ -97,7 +114,24 @@ class Follower:
         return [here * goes_on**depth for depth in range(count)]
 
     def next(self, count: int) -> Sequence[int]:
-        return self._text[self._place : self._place + count]
+        ahead = self._text[self._place : self._place + count]
+        if self._later:
+            moved = (max(self._marks, min(each + self._later, self._most)) for each in ahead)
+            pairs = zip(ahead, moved, strict=True)
+            ahead = [int(new) if each >= self._marks else each for each, new in pairs]
+        return [*self._twice, *ahead][:count] if self._twice else ahead
+
+    def _marked(self) -> bool:
+        return self._place < len(self._text) and self._text[self._place] >= self._marks
+
+    def _mark(self, token: int, begins: bool) -> None:
+        self._most = max(self._most, token)
+        if self._marked():
+            self._later = token - self._text[self._place]
+            self._place += 1
+            self._twice = ()
+        else:
+            self._twice = () if begins else (token,)
 
     def _find(self, last: Sequence[int]) -> None:
         text, here = self._text, self._place

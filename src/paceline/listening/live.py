@@ -1,7 +1,8 @@
 """Captions of a sound while it comes.
 
 The window grows, is written down anew at each step with the last caption as its draft, and loses
-the sound of what is final. So each text is that of its window alone, whatever was drafted.
+the sound of what is final. So each text is that of its window alone, whatever was drafted. Where
+nobody speaks there are no steps, and a pause makes the words before it final.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.audio.mel import RATE, WINDOW
-from paceline.core.types import LogitArray
+from paceline.audio.silence import CHUNK, LEAD, SpeechFinder, begin_of_speech
+from paceline.core.types import BoolArray, LogitArray
 from paceline.engine.engine import Completion, Prepared
 from paceline.errors import InvalidOption
 from paceline.listening.agreement import Agreement, words_of
+from paceline.listening.timestamps import STEP
 from paceline.listening.windows import LEAST, Listener, Listening, Transcription
 
 _KEPT = WINDOW // 2  # samples that a window holds before it loses any: words need what came before
+_TEXTS = 2  # that draft the next one, which often goes back on what the last one has changed
+_PAUSE = round(0.8 * RATE)  # samples without speech that end what was said
 
 
 class LiveCaption(NamedTuple):
@@ -29,11 +34,13 @@ class LiveCaption(NamedTuple):
     Attributes:
         final: words that are final now, behind those before; they stay.
         draft: words behind them, which may change.
+        drafted: of each of these, whether the last caption has drafted all of it.
         lag: seconds of sound that came since the step began: the next step takes all of it.
     """
 
     final: Sequence[str]
     draft: Sequence[str]
+    drafted: Sequence[bool]
     lag: float
 
 
@@ -43,15 +50,28 @@ class Live:
     Its caller drives it beside the engine, and lets it go in the end.
     """
 
-    def __init__(self, listener: Listener, asked: Listening, every: float = 1.0) -> None:
-        """Begin; a step is due when so many seconds have come since the last one began."""
+    def __init__(
+        self,
+        listener: Listener,
+        asked: Listening,
+        every: float = 1.0,
+        finder: SpeechFinder | None = None,
+    ) -> None:
+        """Begin; a step is due when so many seconds have come since the last one began.
+
+        Without a finder of speech there may be some everywhere.
+        """
         self._listener, self._asked, self._every = listener, asked, round(every * RATE)
+        self._finding = None if finder is None else finder.stream()
         self._samples: LogitArray = np.zeros(0, np.float32)  # from where the window begins
-        self._known = 0  # of them, those that the last step has heard
+        self._lost = 0  # samples before it
+        self._spoken: BoolArray = np.zeros(0, np.bool_)  # by chunk, from the window's first one on
+        self._known = 0  # samples of the window that the last step has heard
+        self._words = 0  # of its caption, those of the window
         self._final: list[str] = []
         self._agreement = Agreement()
         self._step: Transcription | None = None
-        self._likely: tuple[int, ...] = ()
+        self._texts: tuple[tuple[int, ...], ...] = ()  # of the last steps, the newest first
         self._ended = False
 
     def push(self, samples: LogitArray) -> None:
@@ -59,22 +79,32 @@ class Live:
         if self._ended:
             raise InvalidOption("the sound has ended: begin another")
         self._samples = np.concatenate([self._samples, samples])
+        if self._finding is not None:
+            self._spoken = np.concatenate([self._spoken, self._finding.feed(samples)])
 
     def end(self) -> None:
         """Say that no more comes: what is left becomes final."""
         self._ended = True
 
+    @property
+    def waiting(self) -> float:
+        """Seconds of sound that no step has heard."""
+        return (len(self._samples) - self._known) / RATE
+
     def next(self) -> Prepared | None:
         """Return the text to decode next; None if no step is due. Takes its time, on any thread."""
         if self._step is None:
+            if not self._words and not self._speaks():
+                return None
             fresh = len(self._samples) - self._known
-            if len(self._samples) < LEAST or not (self._ended or fresh >= self._every):
+            due = self._ended or fresh >= (1 if self._pauses(len(self._samples)) else self._every)
+            if len(self._samples) < LEAST or not due:
                 return None
             window = self._samples[:WINDOW]
             before = self._final[: len(self._final) - self._agreement.settled]
             asked = replace(self._asked, prompt=" ".join([self._asked.prompt, *before]).strip())
             self._step = self._listener.begin(window, asked)
-            self._step.likely, self._known = self._likely, len(window)
+            self._step.likely, self._known = (*chain(*self._texts),), len(window)
         return self._step.next()
 
     def heard(self, done: Completion) -> LiveCaption | None:
@@ -82,33 +112,86 @@ class Live:
         step, agreement = self._step, self._agreement
         assert step is not None  # which has asked for it
         found = step.heard(done)
-        lag = (len(self._samples) - self._known) / RATE
+        lag = self.waiting
         if not step.at:
             return None
         self._step = None
-        if len(done.token_ids) > 1:  # a text, and no answer to whether there is speech
-            self._likely = done.token_ids
         self._asked = replace(self._asked, language=step.language)
         said = [words_of(self._listener.engine.tokenizer.decode(each.tokens)) for each in found]
         words, ends = [*chain(*said)], [*accumulate(map(len, said))]
         final = agreement.add(words)
         cuts = [(0, 0)]
-        if self._known == WINDOW or (self._ended and not lag):
-            final += agreement.settle(len(words))
+        if paused := self._pauses(self._known):
+            cuts.append((self._known, len(words)))
+        elif self._known == WINDOW or (self._ended and not lag):
             cuts.append((min(step.at, self._known), len(words)))
         elif self._known > _KEPT:
             told = [round(each.end * RATE) for each in found]
             cuts += [cut for cut in zip(told, ends, strict=True) if cut[1] <= agreement.settled]
+        cut, gone = cuts[-1]
+        final += agreement.settle(gone)
         self._final += final
-        draft = words[agreement.settled :]
-        self._drop(*cuts[-1])
-        return LiveCaption(final, draft, lag)
+        draft, drafted = (each[agreement.settled :] for each in (words, self._drafted(done, words)))
+        if len(done.token_ids) > 1:  # a text, and no answer to whether there is speech
+            texts = (done.token_ids, *self._texts[: _TEXTS - 1])
+            self._texts = () if paused else tuple(self._ahead(each, cut) for each in texts)
+        self._words = len(words) - gone
+        self._agreement.drop(gone)
+        self._lose(cut)
+        return LiveCaption(final, draft, drafted, lag)
 
     def let_go(self) -> None:
         """Free what the engine holds of the window."""
         if self._step is not None:
             self._step.let_go()
 
-    def _drop(self, samples: int, words: int) -> None:
-        self._samples, self._known = self._samples[samples:], self._known - samples
-        self._agreement.drop(words)
+    def _lose(self, samples: int) -> None:
+        first = self._lost // CHUNK
+        self._samples, self._known = self._samples[samples:], max(0, self._known - samples)
+        self._lost += samples
+        self._spoken = self._spoken[self._lost // CHUNK - first :]
+
+    def _speaks(self) -> bool:
+        # Whether there is speech in the window. It begins there: nothing is said before.
+        if self._finding is None:
+            return True
+        inside = self._lost % CHUNK
+        begin = begin_of_speech(self._spoken, inside)
+        silent = len(self._samples) - LEAD if begin is None else begin - inside
+        self._lose(max(0, silent))
+        return begin is not None
+
+    def _pauses(self, samples: int) -> bool:
+        # Whether the first samples of the window end with a pause.
+        if self._finding is None:
+            return False
+        inside = self._lost % CHUNK + samples
+        found = np.flatnonzero(self._spoken[: inside // CHUNK])
+        return not len(found) or inside - (int(found[-1]) + 1) * CHUNK >= _PAUSE
+
+    def _drafted(self, done: Completion, words: Sequence[str]) -> list[bool]:
+        # Letter by letter, for words begin and end within tokens. Of another text nothing is known.
+        decoder, end = self._listener.engine.tokenizer.stream(), self._listener.rules.end
+        said, drafted = "", list[bool]()
+        for token, source in zip(done.token_ids, done.sources, strict=True):
+            if token < end:
+                more = "".join(decoder.feed([token]).split())
+                said += more
+                drafted += [source is not None] * len(more)
+        whole = ["".join(word.split()) for word in words]
+        if not said.startswith("".join(whole)):
+            return [False] * len(words)
+        ends = [*accumulate(map(len, whole))]
+        return [all(drafted[to - len(word) : to]) for word, to in zip(whole, ends, strict=True)]
+
+    def _ahead(self, tokens: Sequence[int], lost: int) -> tuple[int, ...]:
+        # What is left of a text once the window has lost so many samples: words behind them, at
+        # earlier times. The text begins as ever, at the window's begin.
+        if not lost:
+            return tuple(tokens)
+        times, steps = self._listener.rules.times, round(lost / RATE / STEP)
+        ends = [at for at in range(1, len(tokens)) if tokens[at - 1] < times <= tokens[at]]
+        behind = [at + 1 for at in ends if tokens[at] - times >= steps]
+        left = tokens[behind[0] :] if behind else ()
+        moved = [token if token < times else max(times, token - steps) for token in left]
+        return (*([times] if moved and moved[0] < times else []), *moved)

@@ -19,7 +19,7 @@ import numpy as np
 from paceline.audio.mel import RATE, WINDOW, log_mel
 from paceline.audio.silence import begin_of_speech
 from paceline.core.target import Listens
-from paceline.core.types import BoolArray, LogitArray, SamplingParams
+from paceline.core.types import BoolArray, LogitArray, SamplingParams, Speculation
 from paceline.engine.engine import Completion, Engine, Prepared
 from paceline.engine.hearing import Speech
 from paceline.errors import InvalidOption, ModelError
@@ -213,6 +213,7 @@ class Transcription:
             speech=self._speech,
             constraint=listener.rules,
             prediction=self.likely,
+            speculation=Speculation(marks=listener.rules.times),
         )
 
     def heard(self, done: Completion) -> list[Segment]:

@@ -1,0 +1,176 @@
+"""Captions of standard input while it comes, for `paceline transcribe - --live`."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from io import BytesIO, UnsupportedOperation
+from typing import TYPE_CHECKING, BinaryIO
+
+import typer
+
+from paceline.audio.mel import RATE
+from paceline.cli.output import interruptible, print_json, remark, write
+from paceline.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from paceline.core.types import LogitArray
+    from paceline.engine.engine import Engine
+    from paceline.listening.live import Live, LiveCaption
+
+_LATE = 0.1  # seconds between looks for what has come
+_MOST = 60.0  # seconds of sound that wait for captions; what is behind them waits in the pipe
+
+
+def follow_sound(engine: Engine, live: Live, rate: int, form: str) -> bool:
+    """Write captions until the sound ends; return whether it did so before Ctrl-C.
+
+    Ctrl-C ends the sound: what was heard is written down. Raises as `audio.read.live_sound`.
+    """
+    source, screen = _Source(rate), _SCREENS[form if form == "json" else _where()]()
+    tokens = forwards = 0
+    late = 0.0
+    with interruptible() as stop:
+        try:
+            while True:
+                ended = source.wait(live)
+                if stop and not ended:
+                    ended = source.leave()
+                if ended:
+                    live.end()
+                request = live.next()
+                if request is None:
+                    if ended:
+                        break
+                    continue
+                done = engine.generate(request)
+                tokens += len(done.token_ids)
+                forwards += done.stats.target_forwards
+                if not ended:
+                    source.take(live)
+                if (caption := live.heard(done)) is not None:
+                    late = max(late, caption.lag)
+                    screen.show(caption)
+        finally:
+            live.let_go()
+            screen.end()
+    remark(
+        f"{source.seconds:.0f} s of sound, at most {late:.1f} s behind; "
+        f"{tokens / max(1, forwards):.2f} tokens per forward"
+    )
+    return not stop
+
+
+def _where() -> str:
+    return "terminal" if sys.stdout.isatty() else "text"
+
+
+class _Source:
+    # Standard input, which a thread reads: captions must not wait for it, nor it for them.
+
+    def __init__(self, rate: int) -> None:
+        if sys.stdin.isatty():
+            raise InvalidOption("standard input is a terminal: pipe sound into the command")
+        self.seconds = 0.0
+        self._parts: queue.Queue[LogitArray | BaseException | None] = queue.Queue(100)
+        self._ended = False
+        # A daemon: what never comes must not hold the command up.
+        threading.Thread(target=self._read, args=(rate,), daemon=True).start()
+
+    def wait(self, live: Live) -> bool:
+        """Give what has come, or comes soon, to the captions; return whether it was the last."""
+        if not self._ended and live.waiting < _MOST:
+            try:
+                self._give(self._parts.get(timeout=_LATE), live)
+            except queue.Empty:
+                return False
+            self.take(live)
+        return self._ended
+
+    def take(self, live: Live) -> None:
+        while not self._ended and live.waiting < _MOST and not self._parts.empty():
+            self._give(self._parts.get(), live)
+
+    def leave(self) -> bool:
+        """End before the sound does; return True."""
+        self._ended = True
+        return True
+
+    def _give(self, part: LogitArray | BaseException | None, live: Live) -> None:
+        if isinstance(part, BaseException):
+            raise part
+        if part is None:
+            self._ended = True
+        else:
+            self.seconds += len(part) / RATE
+            live.push(part)
+
+    def _read(self, rate: int) -> None:
+        from paceline.audio.read import live_sound
+
+        try:
+            for part in live_sound(_own_input(), rate):
+                self._parts.put(part)
+            self._parts.put(None)
+        except BaseException as error:
+            self._parts.put(error)
+
+
+def _own_input() -> BinaryIO:
+    # Python waits at its end for the lock of `sys.stdin`, which a reader may hold for ever.
+    try:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    except UnsupportedOperation:
+        return BytesIO(sys.stdin.buffer.read())
+
+
+class _Lines:
+    # Words as they become final, a line a step.
+
+    def show(self, caption: LiveCaption) -> None:
+        if caption.final:
+            write(" ".join(caption.final) + "\n")
+
+    def end(self) -> None: ...
+
+
+class _JsonLines:
+    def show(self, caption: LiveCaption) -> None:
+        final, draft = " ".join(caption.final), " ".join(caption.draft)
+        print_json({"final": final, "draft": draft, "lag": round(caption.lag, 3)})
+
+    def end(self) -> None: ...
+
+
+class _Terminal:
+    # Final words in plain lines; in the last one, which is drawn anew, those behind them are grey,
+    # or blue where the last caption has drafted them, and the lag follows.
+
+    def __init__(self) -> None:
+        self._line = ""
+
+    def show(self, caption: LiveCaption) -> None:
+        wide = shutil.get_terminal_size().columns - 1
+        out = "\r\x1b[2K"
+        for word in caption.final:
+            if self._line and len(self._line) + 1 + len(word) > wide:
+                out, self._line = f"{out}{self._line}\n", ""
+            self._line = f"{self._line} {word}".lstrip()
+        lag = f" ({caption.lag:.1f} s behind)"
+        room = wide - len(self._line) - len(lag)
+        kept: list[str] = []
+        for word, drafted in zip(caption.draft, caption.drafted, strict=True):
+            room -= len(word) + 1
+            if room < 0:
+                break
+            kept.append(typer.style(f" {word}", fg="blue" if drafted else None, dim=not drafted))
+        write(out + self._line + "".join(kept) + typer.style(lag, dim=True))
+
+    def end(self) -> None:
+        write(f"\r\x1b[2K{self._line}\n" if self._line else "\r\x1b[2K")
+
+
+_SCREENS = {"text": _Lines, "json": _JsonLines, "terminal": _Terminal}
