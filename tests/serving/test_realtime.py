@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from tests.helpers.tiny_whisper import freed
 from tests.listening.test_windows import engine, noise
 
 from paceline.audio.mel import RATE
+from paceline.audio.silence import CHUNK
 from paceline.listening.live import Live
 from paceline.listening.windows import Listener, Listening
+from paceline.serving.model import ServedModel
 
 TEXT = "conversation.item.input_audio_transcription."
 
@@ -274,3 +277,109 @@ def test_a_full_server_says_so() -> None:
             assert client.service.gate.sequences == 0
 
     asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+class Finder:
+    """Finds speech where it is loud."""
+
+    def stream(self, sure: float = 0.5) -> Any:
+        rest = np.zeros(0, np.float32)
+
+        def feed(samples: np.ndarray) -> np.ndarray:
+            nonlocal rest
+            rest = np.concatenate([rest, samples])
+            whole = len(rest) // CHUNK * CHUNK
+            chunks, rest = rest[:whole].reshape(-1, CHUNK), rest[whole:]
+            return np.abs(chunks).max(axis=1) > 0.01 if whole else np.zeros(0, np.bool_)
+
+        return SimpleNamespace(feed=feed)
+
+
+def silent(seconds: float) -> np.ndarray:
+    return np.zeros(round(seconds * RATE), np.float32)
+
+
+@pytest.fixture
+def finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ServedModel.__init__
+
+    def made(own: ServedModel, *parts: Any) -> None:
+        whole(own, *parts)
+        own.finder = Finder()  # type: ignore[assignment]
+
+    monkeypatch.setattr(ServedModel, "__init__", made)
+
+
+@pytest.mark.parametrize("piece", [0.02, 0.1, 7.0])
+def test_turns_begin_and_end_with_speech(finding: None, piece: float) -> None:
+    spoken = [noise(1.2, seed=1), noise(0.9, seed=2)]
+    sound = np.concatenate([silent(1), spoken[0], silent(1.5), spoken[1], silent(1)])
+
+    async def work(socket: Socket) -> list[Json]:
+        turns = {"type": "server_vad", "prefix_padding_ms": 200, "silence_duration_ms": 600}
+        socket.rate(RATE, turn_detection=turns)
+        out = await socket.until("session.updated")
+        size = round(piece * RATE)
+        for begin in range(0, len(sound), size):
+            socket.append(sound[begin : begin + size])
+        for _ in spoken:
+            out += await socket.until(f"{TEXT}completed")
+        return out
+
+    told = talk(work)
+    updated = next(each for each in told if each["type"] == "session.updated")
+    turns = updated["session"]["audio"]["input"]["turn_detection"]
+    assert turns["silence_duration_ms"] == 600
+    kinds = ("speech_started", "speech_stopped", "committed")
+    events = [each for each in told if each["type"].rpartition(".")[2] in kinds]
+    assert [each["type"].rpartition(".")[2] for each in events] == [*kinds] * 2
+    for first, begin, end in ((0, 1.0, 2.2), (3, 3.7, 4.6)):
+        started, stopped, committed = events[first : first + 3]
+        assert started["item_id"] == stopped["item_id"] == committed["item_id"]
+        assert started["audio_start_ms"] == pytest.approx(1000 * begin - 200, abs=120)
+        assert stopped["audio_end_ms"] == pytest.approx(1000 * end, abs=120)
+        done = [each for each in told if each.get("item_id") == started["item_id"]][-1]
+        assert done["type"] == f"{TEXT}completed"
+        assert done["transcript"]
+        assert done["usage"]["seconds"] == pytest.approx(end - begin + 0.2 + 0.6, abs=0.15)
+
+
+def test_silence_is_not_written_down(finding: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[Any] = []
+    whole = Live.heard
+    monkeypatch.setattr(Live, "heard", lambda own, done: steps.append(done) or whole(own, done))
+
+    async def work(socket: Socket) -> Json:
+        socket.rate(RATE)
+        socket.append(silent(5.0))
+        socket.say("input_audio_buffer.commit")
+        [*_, done] = await socket.until(f"{TEXT}completed")
+        found: Json = done
+        return found
+
+    done = talk(work)
+    assert done["transcript"] == ""
+    assert done["usage"]["seconds"] == 5.0
+    assert not steps
+
+
+def test_a_quiet_buffer_is_empty_and_what_is_cleared_ends_a_turn(finding: None) -> None:
+    async def work(socket: Socket) -> list[Json]:
+        socket.rate(RATE, turn_detection={"type": "server_vad"})
+        socket.append(silent(1.0))
+        socket.say("input_audio_buffer.commit")
+        out = await socket.until("error")
+        socket.append(noise(1.0))
+        out += await socket.until("input_audio_buffer.speech_started")
+        socket.say("input_audio_buffer.clear")
+        out += await socket.until("input_audio_buffer.cleared")
+        socket.append(silent(2.0))
+        socket.append(noise(1.0))
+        out += await socket.until("input_audio_buffer.speech_started")
+        return out
+
+    told = talk(work)
+    assert "it is empty" in next(each for each in told if each["type"] == "error")["error"]["message"]
+    assert not any(each["type"].endswith("stopped") for each in told)
+    starts = [each["item_id"] for each in told if each["type"].endswith("started")]
+    assert len({*starts}) == 2

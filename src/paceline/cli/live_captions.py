@@ -30,15 +30,16 @@ def follow_sound(engine: Engine, live: Live, rate: int, form: str) -> bool:
 
     Ctrl-C ends the sound: what was heard is written down. Raises as `audio.read.live_sound`.
     """
-    source, screen = _Source(rate), _SCREENS[form if form == "json" else _where()]()
+    screen = _SCREENS[form if form == "json" else _where()]()
     tokens = forwards = 0
     late = 0.0
     with interruptible() as stop:
+        source = _Source(rate)
         try:
             while True:
                 ended = source.wait(live)
                 if stop and not ended:
-                    ended = source.leave()
+                    ended = source.leave(live)
                 if ended:
                     live.end()
                 request = live.next()
@@ -94,8 +95,9 @@ class _Source:
         while not self._ended and live.waiting < _MOST and not self._parts.empty():
             self._give(self._parts.get(), live)
 
-    def leave(self) -> bool:
-        """End before the sound does; return True."""
+    def leave(self, live: Live) -> bool:
+        """End with what has come; return True."""
+        self.take(live)
         self._ended = True
         return True
 

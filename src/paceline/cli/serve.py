@@ -147,6 +147,11 @@ def _load(settings: Settings, asked: Options, names: Sequence[str] | None) -> Se
     model = ServedModel(engine, names or [source.name], source.fingerprint, path, pooling)
     model.compact_json = settings.compact_json
     model.allow_chat_template = settings.allow_chat_template
+    if engine.hears and settings.silence != "none":
+        from paceline.audio.silence import SpeechFinder, silero_file
+
+        weights = Path(settings.silence) if settings.silence else silero_file()
+        model.finder = None if weights is None else SpeechFinder(weights)
     threading.Thread(target=model.warm_up, daemon=True).start()
     return model
 

@@ -93,8 +93,11 @@ def plan_transcript(model: ServedModel, body: TranslationRequest) -> TranscriptP
     sound = _sound(body.file, model.longest_sound)
     seed = secrets.randbits(53) if body.temperature else 0  # else a sound has one transcript
     seed = seed if body.seed is None else body.seed
+    spoken = None if model.finder is None else model.finder.speech(sound)
+    if spoken is not None and not spoken.any():
+        spoken = None  # the model says so itself, for an answer needs a prompt
     try:
-        transcription = listener.begin(sound, body.listening(seed))
+        transcription = listener.begin(sound, body.listening(seed), spoken=spoken)
     except InvalidOption as error:
         field = "model" if type(body) is TranslationRequest else "language"
         raise BadRequest(f"{field}: {error}", field) from error

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import cached_property
 from time import time
 
+from paceline.audio.silence import SpeechFinder
 from paceline.core.types import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.memory import capacity
@@ -57,6 +58,7 @@ class ServedModel:
         self.allow_chat_template = False
         self.listener = Listener(engine) if engine.hears else None
         self.longest_sound: float | None = None
+        self.finder: SpeechFinder | None = None  # of speech in sounds; without, it may be anywhere
 
     @property
     def reads(self) -> str:

@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from paceline.audio.mel import RATE
 from paceline.audio.resample import Resampler
+from paceline.audio.silence import CHUNK, SpeechFinder
 from paceline.core.types import LogitArray
 from paceline.engine.engine import Completion, Prepared
 from paceline.errors import InvalidOption, PacelineError
@@ -33,6 +34,7 @@ from paceline.serving.worker import Job, Outbox, Worker
 Json = dict[str, Any]
 _TEXT = "conversation.item.input_audio_transcription."
 _OFFERED = "sec-websocket-protocol"
+_STEP = 0.05  # seconds of sound in which turns are looked for at once
 _WAIT = 15.0  # seconds between looks at an outbox
 
 
@@ -49,12 +51,25 @@ class Wanted(Struct, forbid_unknown_fields=True):
     prompt: Annotated[str, Meta(max_length=10_000)] = ""
 
 
+class TurnDetection(Struct, forbid_unknown_fields=True):
+    """A turn begins where somebody speaks, and ends where nobody has for a while.
+
+    `threshold` is the probability of speech that begins one, and `prefix_padding_ms` what belongs
+    to it before that.
+    """
+
+    type: Literal["server_vad"] = "server_vad"
+    threshold: Annotated[float, Meta(ge=0.2, le=0.99)] = 0.5
+    prefix_padding_ms: Annotated[int, Meta(ge=0, le=5_000)] = 300
+    silence_duration_ms: Annotated[int, Meta(ge=100, le=60_000)] = 500
+
+
 class AudioInput(Struct, forbid_unknown_fields=True):
-    """There are no turns and no filters: both must be null."""
+    """There are no filters: `noise_reduction` must be null. Without turns clients commit."""
 
     format: Format | None = None
     transcription: Wanted | None = None
-    turn_detection: None = None
+    turn_detection: TurnDetection | None | UnsetType = UNSET
     noise_reduction: None = None
 
 
@@ -91,29 +106,58 @@ _READ = msgspec.json.Decoder(UpdateEvent | AppendEvent | CommitEvent | ClearEven
 class Item:
     """Sound from one commit to the next: `waiting` is what its captions have not taken.
 
-    One that is `cleared` is forgotten.
+    One that is `cleared` is forgotten. In one that is `quiet` nobody has spoken yet.
     """
 
-    def __init__(self, rate: int) -> None:
+    def __init__(self, rate: int, quiet: bool = False) -> None:
         self.id = f"item_{uuid.uuid4().hex}"
         self.waiting: deque[LogitArray] = deque()
         self.committed = self.cleared = False
+        self.quiet = quiet
         self.seconds = 0.0
         self.said = ""
         self._resampler = None if rate == RATE else Resampler(rate, 1)
 
-    def add(self, samples: npt.NDArray[np.float64]) -> None:
+    def add(self, samples: npt.NDArray[np.float64]) -> LogitArray:
+        """Add samples of its rate; return what is new at `RATE`."""
         own = self._resampler
-        self._take(samples.astype(np.float32) if own is None else own.feed(samples))
+        return self._take(samples.astype(np.float32) if own is None else own.feed(samples))
+
+    def keep(self, most: int) -> None:
+        """Forget all samples at `RATE` but the last ones."""
+        whole = np.concatenate(self.waiting)
+        last = whole[max(0, len(whole) - most) :]
+        self.waiting = deque([last])
+        self.seconds = len(last) / RATE
 
     def commit(self) -> None:
         if self._resampler is not None:
             self._take(self._resampler.end())
         self.committed = True
 
-    def _take(self, samples: LogitArray) -> None:
+    def _take(self, samples: LogitArray) -> LogitArray:
         self.waiting.append(samples)
         self.seconds += len(samples) / RATE
+        return samples
+
+
+class Turns:
+    """Who speaks when: `speaking` tells whether somebody does."""
+
+    def __init__(self, finder: SpeechFinder, asked: TurnDetection) -> None:
+        self.asked, self.speaking = asked, False
+        self._stream, self._still = finder.stream(asked.threshold), 0
+
+    def hear(self, samples: LogitArray) -> list[bool]:
+        """Take float32 samples at `RATE`; return of each change whether a turn begins there."""
+        changes = []
+        for said in self._stream.feed(samples):
+            self._still = 0 if said else self._still + CHUNK
+            ends = self._still * 1000 >= self.asked.silence_duration_ms * RATE
+            if said and not self.speaking or self.speaking and ends:
+                self.speaking = bool(said)
+                changes.append(self.speaking)
+        return changes
 
 
 class Session:
@@ -125,6 +169,8 @@ class Session:
         self._settings = service.settings
         self._format, self._wanted = Format(), Wanted()
         self._items = deque([Item(self._format.rate)])
+        self._turns: Turns | None = None
+        self._milliseconds = 0.0  # of sound
         self._more = asyncio.Event()
         self._outbox = Outbox()
         self._sending = asyncio.Lock()
@@ -205,43 +251,83 @@ class Session:
     async def _take(self, event: UpdateEvent | AppendEvent | CommitEvent | ClearEvent) -> None:
         item = self._items[-1]
         if isinstance(event, AppendEvent):
-            await asyncio.to_thread(self._append, item, event.audio)
+            await self._append(event.audio)
         elif isinstance(event, UpdateEvent):
             self._update(event.session.audio.input)
             await self._tell("session.updated", session=self._told())
         elif isinstance(event, ClearEvent):
             item.cleared = True
-            self._items.append(Item(self._format.rate))
+            if self._turns is not None:
+                self._turns = Turns(self._finder, self._turns.asked)
+            self._begin()
             await self._tell("input_audio_buffer.cleared")
+        elif item.quiet or not item.seconds:
+            raise BadRequest("input_audio_buffer: it is empty: append sound before a commit")
         else:
-            if not item.seconds:
-                raise BadRequest("input_audio_buffer: it is empty: append sound before a commit")
-            item.commit()
-            self._items.append(Item(self._format.rate))
-            before, self._last = self._last, item.id
-            await self._tell(
-                "input_audio_buffer.committed", previous_item_id=before, item_id=item.id
-            )
+            await self._commit(item)
         self._more.set()
 
-    def _append(self, item: Item, audio: str) -> None:
+    def _begin(self) -> None:
+        quiet = self._turns is not None and not self._turns.speaking
+        self._items.append(Item(self._format.rate, quiet))
+
+    async def _commit(self, item: Item) -> None:
+        item.commit()
+        self._begin()
+        before, self._last = self._last, item.id
+        told = {"previous_item_id": before, "item_id": item.id}
+        await self._tell("input_audio_buffer.committed", **told)
+
+    async def _append(self, audio: str) -> None:
         try:
             raw = base64.b64decode(audio, validate=True)
         except binascii.Error as error:
             raise BadRequest(f"audio: it is no base64 ({error})", "audio") from error
         if len(raw) % 2:
             raise BadRequest("audio: numbers have two bytes: send whole ones", "audio")
-        seconds = len(raw) / 2 / self._format.rate
-        most = self._settings.max_sound
+        rate, most = self._format.rate, self._settings.max_sound
+        seconds = len(raw) / 2 / rate
         held = sum(len(each) for one in [*self._items] for each in [*one.waiting]) / RATE
         if most is not None and held + seconds > most:
             raise BadRequest(f"audio: {held:.0f} s wait to be heard: send it more slowly", "audio")
-        item.add(np.frombuffer(raw, "<i2").astype(np.float64) / 32768)
+        samples = np.frombuffer(raw, "<i2").astype(np.float64) / 32768
+        if self._turns is None:
+            await asyncio.to_thread(self._items[-1].add, samples)
+            self._milliseconds += seconds * 1000
+            return
+        step = round(rate * _STEP)
+        for begin in range(0, len(samples), step):
+            part = samples[begin : begin + step]
+            self._milliseconds += len(part) / rate * 1000
+            await self._turn(self._turns, part)
+
+    async def _turn(self, turns: Turns, samples: npt.NDArray[np.float64]) -> None:
+        # Sound of a moment, in which turns may begin and end.
+        item, asked = self._items[-1], turns.asked
+        changes = await asyncio.to_thread(lambda: turns.hear(item.add(samples)))
+        if item.quiet:
+            item.keep(round(asked.prefix_padding_ms * RATE / 1000))
+        for begins in changes:
+            item = self._items[-1]
+            if begins:
+                item.quiet = False
+                at = max(0, round(self._milliseconds - item.seconds * 1000))
+                told = {"audio_start_ms": at, "item_id": item.id}
+                await self._tell("input_audio_buffer.speech_started", **told)
+            else:
+                at = round(self._milliseconds - asked.silence_duration_ms)
+                told = {"audio_end_ms": at, "item_id": item.id}
+                await self._tell("input_audio_buffer.speech_stopped", **told)
+                await self._commit(item)
+            self._more.set()
 
     def _update(self, asked: AudioInput) -> None:
         item, wanted = self._items[-1], asked.transcription or self._wanted
         form = asked.format or self._format
-        if item.seconds and (form != self._format or wanted != self._wanted):
+        turns = None if self._turns is None else self._turns.asked
+        turned = turns if asked.turn_detection is UNSET else asked.turn_detection
+        same = (form, wanted, turned) == (self._format, self._wanted, turns)
+        if item.seconds and not item.quiet and not same:
             raise BadRequest("session: there is sound that is not committed: commit it before")
         named = wanted.model
         if named is not None and self._service.hosting.find(named) is not self._hosted:
@@ -250,8 +336,18 @@ class Session:
             self._model.listener.begin(np.zeros(0, np.float32), Listening(wanted.language))
         except InvalidOption as error:
             raise BadRequest(f"language: {error}", "language") from error
+        if turned is not None and self._model.finder is None:
+            raise BadRequest(
+                "turn_detection: nothing here finds speech: leave it out, or start the server with "
+                "the weights of --silence",
+                "turn_detection",
+            )
+        if same:
+            return
         self._format, self._wanted = form, wanted
-        self._items[-1] = Item(form.rate)
+        self._turns = None if turned is None else Turns(self._finder, turned)
+        self._items.pop()
+        self._begin()
 
     # What is told:
 
@@ -267,11 +363,11 @@ class Session:
         if item.cleared or (item.committed and not item.seconds):
             self._leave()
             return True
-        if not item.seconds:
+        if item.quiet or not item.seconds:
             return False
         if self._live is None:
             asked = Listening(self._wanted.language, False, self._wanted.prompt)
-            self._live = Live(self._model.listener, asked)
+            self._live = Live(self._model.listener, asked, finder=self._model.finder)
         live = self._live
         request = await asyncio.to_thread(self._asked, item, live)
         if request is not None:
@@ -325,11 +421,17 @@ class Session:
                 if event.completion is not None:
                     return event.completion
 
+    @property
+    def _finder(self) -> SpeechFinder:
+        assert self._model.finder is not None  # or there are no turns
+        return self._model.finder
+
     def _told(self) -> Json:
         model: ServedModel = self._model
         asked = msgspec.to_builtins(self._wanted) | {"model": model.name}
         sound = {"format": msgspec.to_builtins(self._format), "transcription": asked}
-        sound |= {"turn_detection": None, "noise_reduction": None}
+        turns = None if self._turns is None else msgspec.to_builtins(self._turns.asked)
+        sound |= {"turn_detection": turns, "noise_reduction": None}
         head = {"type": "transcription", "object": "realtime.transcription_session"}
         return head | {"id": "sess", "audio": {"input": sound}}
 

@@ -47,6 +47,11 @@ class Settings:
     max_sound: Annotated[
         float | None, "Most seconds of sound of all accepted requests together, and of each.", _SOME
     ] = 7200.0
+    silence: Annotated[
+        str | None,
+        "Weights of Silero VAD, which tell where speech is, or none to hear silence, too. Default: "
+        "those of the package silero-vad, if it is installed.",
+    ] = None
     max_body: Annotated[int, "Most bytes of a request's body.", at_least(1)] = 8 * 1024 * 1024
     body_timeout: Annotated[
         float, "Seconds in which headers, then a body or the next line of it, must arrive.", _SOME
