@@ -281,9 +281,7 @@ def headed(content: bytes, rate: int = RATE) -> bytes:
     return file.getvalue()
 
 
-def lived(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, content: bytes, *more: str
-) -> int:
+def lived(command: list[str], monkeypatch: pytest.MonkeyPatch, content: bytes, *more: str) -> int:
     """The exit code of live captions of some bytes."""
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
     return run([*command[:-2], "-", "--live", "--no-silence", *more])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from paceline.audio.silence import CHUNK
 from paceline.lab.measure.fingerprint import RandomWeights
 from paceline.models.config import ModelConfig
 from paceline.models.families import hf_config
@@ -51,3 +53,19 @@ def freed(engine: Any) -> bool:
     engine._hearing.forget()
     pool = engine.decoder.target._writer.pool
     return bool(pool.free == pool.blocks)
+
+
+class LoudFinder:
+    """An `audio.silence.SpeechFinder` that finds speech where it is loud."""
+
+    def stream(self, sure: float = 0.5) -> Any:
+        rest = np.zeros(0, np.float32)
+
+        def feed(samples: np.ndarray) -> np.ndarray:
+            nonlocal rest
+            rest = np.concatenate([rest, samples])
+            whole = len(rest) // CHUNK * CHUNK
+            chunks, rest = rest[:whole].reshape(-1, CHUNK), rest[whole:]
+            return np.abs(chunks).max(axis=1) > 0.01 if whole else np.zeros(0, np.bool_)
+
+        return SimpleNamespace(feed=feed)

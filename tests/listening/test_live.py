@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.tiny_whisper import freed
+from tests.helpers.tiny_whisper import LoudFinder, freed
 from tests.listening.test_windows import WORDS, engine, noise
 
 from paceline.audio.mel import RATE, WINDOW
@@ -170,3 +171,44 @@ def test_the_last_caption_drafts_and_changes_nothing() -> None:
     assert any(each.final for each in told)
     assert int(max(word[1:] for each in told for word in each.final)) < WORDS
     assert freed(own)
+
+
+def quiet(seconds: float) -> np.ndarray:
+    return np.zeros(round(seconds * RATE), np.float32)
+
+
+def test_silence_makes_no_steps_and_a_pause_makes_words_final() -> None:
+    speaker, finder = Speaker(3, hears=0.0), LoudFinder()
+    words = spoken(7) + 1  # of which none is silent
+    sound = np.concatenate([quiet(20), words[: 4 * RATE], quiet(12), words[4 * RATE :], quiet(40)])
+    live = Live(speaker, Listening(), finder=finder)  # type: ignore[arg-type]
+    final, told = listen(live, sound, 0.2)
+    # The last word before a pause is misheard, and final all the same; silence is w0.
+    said = [each for each in plain(final) if each != "w0"]
+    assert said[:3] == ["w1", "w2", "w3"]
+    assert said[4:6] == ["w5", "w6"]
+    assert len(said) == 7
+    assert len(told) < 14  # of 79 seconds
+    assert all(seconds < 6 for seconds, _, _ in speaker.windows)
+    loose = Live(Speaker(3, hears=0.0), Listening())  # type: ignore[arg-type]
+    assert len(listen(loose, sound[: 24 * RATE], 0.2)[1]) > 20
+
+
+def test_words_are_drafted_where_all_their_letters_are() -> None:
+    live = Live(Listener(own := engine(NoDrafter())), Listening())
+    done = SimpleNamespace(token_ids=(50, 3, 4, 55, 40), sources=("p", "p", None, "p", None))
+    words = own.tokenizer.decode([3, 4]).split()
+    assert live._drafted(done, words) == [True, False]  # type: ignore[arg-type]
+    assert live._drafted(done, words[:1]) == [True]  # type: ignore[arg-type]
+    assert live._drafted(done, ["w9", *words]) == [False] * 3  # type: ignore[arg-type]
+
+
+def test_texts_draft_what_the_window_still_holds() -> None:
+    live = Live(Listener(engine(NoDrafter())), Listening())
+    times, end = live._listener.rules.times, live._listener.rules.end
+    said = (times, 1, 2, times + 5, times + 5, 3, times + 9, end)
+    assert live._ahead(said, 0) == said
+    lost = round(5 * 0.02 * RATE)
+    assert live._ahead(said, lost) == (times, 3, times + 4, end)
+    assert live._ahead((times, 1, times + 5, 3, end), lost) == (times, 3, end)
+    assert live._ahead((times, 1, end), lost) == ()

@@ -6,17 +6,15 @@ import asyncio
 import base64
 import json
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.helpers.serving import Json, serving
-from tests.helpers.tiny_whisper import freed
+from tests.helpers.tiny_whisper import LoudFinder, freed
 from tests.listening.test_windows import engine, noise
 
 from paceline.audio.mel import RATE
-from paceline.audio.silence import CHUNK
 from paceline.listening.live import Live
 from paceline.listening.windows import Listener, Listening
 from paceline.serving.model import ServedModel
@@ -279,22 +277,6 @@ def test_a_full_server_says_so() -> None:
     asyncio.run(asyncio.wait_for(whole(), 60))
 
 
-class Finder:
-    """Finds speech where it is loud."""
-
-    def stream(self, sure: float = 0.5) -> Any:
-        rest = np.zeros(0, np.float32)
-
-        def feed(samples: np.ndarray) -> np.ndarray:
-            nonlocal rest
-            rest = np.concatenate([rest, samples])
-            whole = len(rest) // CHUNK * CHUNK
-            chunks, rest = rest[:whole].reshape(-1, CHUNK), rest[whole:]
-            return np.abs(chunks).max(axis=1) > 0.01 if whole else np.zeros(0, np.bool_)
-
-        return SimpleNamespace(feed=feed)
-
-
 def silent(seconds: float) -> np.ndarray:
     return np.zeros(round(seconds * RATE), np.float32)
 
@@ -305,7 +287,7 @@ def finding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def made(own: ServedModel, *parts: Any) -> None:
         whole(own, *parts)
-        own.finder = Finder()  # type: ignore[assignment]
+        own.finder = LoudFinder()  # type: ignore[assignment]
 
     monkeypatch.setattr(ServedModel, "__init__", made)
 
@@ -379,7 +361,9 @@ def test_a_quiet_buffer_is_empty_and_what_is_cleared_ends_a_turn(finding: None) 
         return out
 
     told = talk(work)
-    assert "it is empty" in next(each for each in told if each["type"] == "error")["error"]["message"]
+    assert (
+        "it is empty" in next(each for each in told if each["type"] == "error")["error"]["message"]
+    )
     assert not any(each["type"].endswith("stopped") for each in told)
     starts = [each["item_id"] for each in told if each["type"].endswith("started")]
     assert len({*starts}) == 2

@@ -128,9 +128,7 @@ def _heard(sound: Sound, name: str, longest: float) -> LogitArray:
     return np.concatenate([*_resampled(sound, name, longest)])
 
 
-def _resampled(
-    sound: Sound, name: str, longest: float, live: bool = False
-) -> Iterator[LogitArray]:
+def _resampled(sound: Sound, name: str, longest: float, live: bool = False) -> Iterator[LogitArray]:
     if sound.rate not in _RATES:
         raise InvalidOption(
             f"{name} says that it has {sound.rate} samples a second, and speech is heard at "

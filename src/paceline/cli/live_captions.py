@@ -6,7 +6,6 @@ import queue
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
 from io import BytesIO, UnsupportedOperation
 from typing import TYPE_CHECKING, BinaryIO
 

@@ -69,7 +69,7 @@ class AudioInput(Struct, forbid_unknown_fields=True):
 
     format: Format | None = None
     transcription: Wanted | None = None
-    turn_detection: TurnDetection | None | UnsetType = UNSET
+    turn_detection: TurnDetection | UnsetType | None = UNSET
     noise_reduction: None = None
 
 
@@ -154,7 +154,7 @@ class Turns:
         for said in self._stream.feed(samples):
             self._still = 0 if said else self._still + CHUNK
             ends = self._still * 1000 >= self.asked.silence_duration_ms * RATE
-            if said and not self.speaking or self.speaking and ends:
+            if (said and not self.speaking) or (self.speaking and ends):
                 self.speaking = bool(said)
                 changes.append(self.speaking)
         return changes
