@@ -22,7 +22,9 @@ from tests.helpers.browser import Page
 from tests.helpers.serving import CHAT, TEXT, Json, run, served
 
 from paceline.methods.prompt_lookup import PromptLookup
+from paceline.serving import http
 from paceline.serving.app import Service
+from paceline.serving.realtime import AppendEvent, CommitEvent, UpdateEvent
 from paceline.serving.settings import Settings
 
 CHATS, TEXTS = "/v1/chat/completions", "/v1/completions"
@@ -63,6 +65,16 @@ def test_the_page_names_no_other_host_and_makes_no_markup_of_text() -> None:
     assert set(re.findall(r"https?://[\w.]+", page)) == {"http://www.w3.org"}  # a namespace
     for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "style="):
         assert word not in page
+
+
+def test_the_microphone_says_what_the_server_reads() -> None:
+    page = fetched().text
+    part = page[page.index("async function speak") : page.index("// The server: its model")]
+    told = set(re.findall(r"tell\(\"([\w.]+)\"", part))
+    assert told == {each.__struct_config__.tag for each in (UpdateEvent, AppendEvent, CommitEvent)}
+    assert "realtime" in part
+    assert re.search(r"`(openai[-\w.]+)\$", part)[1] == http._KEY  # type: ignore[index]
+    assert '<button id="mic" type="button" aria-pressed="false" hidden>' in page
 
 
 def test_the_page_comes_without_a_key_and_all_else_does_not() -> None:
