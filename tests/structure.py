@@ -57,9 +57,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 76_910,
+    "lines": 77_473,
     "lines of methods": 11_243,
-    "modules": 467,
+    "modules": 468,
     "docstrings": 0.14,
     "loose": 6,
 }
