@@ -30,7 +30,7 @@ class Speaker:
         self.engine: Any = self
         self.tokenizer: Any = self
         self.rules: Any = self
-        self.end = 1000
+        self.end, self.continues = 1000, True
         self.windows: list[tuple[float, int, list[str]]] = []
 
     def decode(self, tokens: tuple[int, ...]) -> str:

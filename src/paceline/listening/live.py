@@ -102,7 +102,9 @@ class Live:
                 return None
             window = self._samples[:WINDOW]
             before = self._final[: len(self._final) - self._agreement.settled]
-            asked = replace(self._asked, prompt=" ".join([self._asked.prompt, *before]).strip())
+            asked = self._asked
+            if self._listener.continues:
+                asked = replace(asked, prompt=" ".join([asked.prompt, *before]).strip())
             self._step = self._listener.begin(window, asked)
             self._step.likely, self._known = (*chain(*self._texts),), len(window)
         return self._step.next()

@@ -35,6 +35,7 @@ _SURE = -1.0  # least mean log-probability of a text that stands
 _CIRCLES = 2.4  # most bytes of such a text for one that zlib makes of them
 _SILENT = 0.6  # probability of no speech from which on there is none
 _MARKS = ("endoftext", "startoftranscript", "notimestamps")  # of all models
+_BEFORE = "<|startofprev|>"
 _NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")  # the token of it has one name or the other
 
 
@@ -106,6 +107,7 @@ class Listener:
             else {name[1]: each for name, each in found if name is not None}
         )
         self.silence = [known[each] for each in _NO_SPEECH if each in known]
+        self.continues = _BEFORE in known  # whether texts may have one before them
 
     def segments(self, sound: LogitArray, asked: Listening | None = None) -> Iterator[Segment]:
         """Yield the segments of a sound, in order, as they become final."""
@@ -142,6 +144,8 @@ class Listener:
             raise InvalidOption("this model hears English alone: choose a multilingual one")
         if self.languages and asked.language not in (*self.languages, None):
             raise InvalidOption(f"language {asked.language!r} is unknown: give a code such as en")
+        if asked.prompt and not self.continues:
+            raise InvalidOption(f"the tokenizer has no {_BEFORE}: leave the prompt out")
         return Transcription(self, sound, asked, at, spoken)
 
 
@@ -178,7 +182,7 @@ class Transcription:
         context = listener.engine.decoder.target.capabilities.max_context
         words = listener.engine.tokenizer.encode(asked.prompt.strip()) if asked.prompt else []
         words = [each for each in words if each < rules.end][1 - context // 2 :]
-        self._before = [known["<|startofprev|>"], *words] if words else []
+        self._before = [known[_BEFORE], *words] if words else []
 
     def next(self) -> Prepared | None:
         """Return the text to decode next; None at the end. Takes its time, on any thread."""
