@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 from io import BytesIO, UnsupportedOperation
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import typer
 
@@ -29,7 +29,7 @@ def follow_sound(engine: Engine, live: Live, rate: int, form: str) -> bool:
 
     Ctrl-C ends the sound: what was heard is written down. Raises as `audio.read.live_sound`.
     """
-    screen = _SCREENS[form if form == "json" else _where()]()
+    screen: _Screen = _SCREENS[form if form == "json" else _where()]()
     tokens = forwards = 0
     late = 0.0
     with interruptible() as stop:
@@ -128,6 +128,12 @@ def _own_input() -> BinaryIO:
         return BytesIO(sys.stdin.buffer.read())
 
 
+class _Screen(Protocol):
+    def show(self, caption: LiveCaption) -> None: ...
+
+    def end(self) -> None: ...
+
+
 class _Lines:
     # Words as they become final, a line a step.
 
@@ -174,4 +180,4 @@ class _Terminal:
         write(f"\r\x1b[2K{self._line}\n" if self._line else "\r\x1b[2K")
 
 
-_SCREENS = {"text": _Lines, "json": _JsonLines, "terminal": _Terminal}
+_SCREENS: dict[str, type[_Screen]] = {"text": _Lines, "json": _JsonLines, "terminal": _Terminal}

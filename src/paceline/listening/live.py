@@ -133,7 +133,8 @@ class Live:
         cut, gone = cuts[-1]
         final += agreement.settle(gone)
         self._final += final
-        draft, drafted = (each[agreement.settled :] for each in (words, self._drafted(done, words)))
+        draft = words[agreement.settled :]
+        drafted = self._drafted(done, words)[agreement.settled :]
         if len(done.token_ids) > 1:  # a text, and no answer to whether there is speech
             texts = (done.token_ids, *self._texts[: _TEXTS - 1])
             self._texts = () if paused else tuple(self._ahead(each, cut) for each in texts)

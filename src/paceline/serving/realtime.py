@@ -275,7 +275,7 @@ class Session:
         item.commit()
         self._begin()
         before, self._last = self._last, item.id
-        told = {"previous_item_id": before, "item_id": item.id}
+        told: Json = {"previous_item_id": before, "item_id": item.id}
         await self._tell("input_audio_buffer.committed", **told)
 
     async def _append(self, audio: str) -> None:
@@ -312,7 +312,7 @@ class Session:
             if begins:
                 item.quiet = False
                 at = max(0, round(self._milliseconds - item.seconds * 1000))
-                told = {"audio_start_ms": at, "item_id": item.id}
+                told: Json = {"audio_start_ms": at, "item_id": item.id}
                 await self._tell("input_audio_buffer.speech_started", **told)
             else:
                 at = round(self._milliseconds - asked.silence_duration_ms)
@@ -423,8 +423,9 @@ class Session:
 
     @property
     def _finder(self) -> SpeechFinder:
-        assert self._model.finder is not None  # or there are no turns
-        return self._model.finder
+        model: ServedModel = self._model
+        assert model.finder is not None  # or there are no turns
+        return model.finder
 
     def _told(self) -> Json:
         model: ServedModel = self._model
