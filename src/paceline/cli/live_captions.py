@@ -1,4 +1,4 @@
-"""Captions of standard input while it comes, for `paceline transcribe - --live`."""
+"""Captions of standard input while it comes, for `paceline transcribe` with `--live`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def follow_sound(engine: Engine, live: Live, rate: int, form: str) -> bool:
     tokens = forwards = 0
     late = 0.0
     with interruptible() as stop:
-        source = _Source(rate)
+        source = _Microphone(rate)
         try:
             while True:
                 ended = source.wait(live)
@@ -68,7 +68,7 @@ def _where() -> str:
     return "terminal" if sys.stdout.isatty() else "text"
 
 
-class _Source:
+class _Microphone:
     # Standard input, which a thread reads: captions must not wait for it, nor it for them.
 
     def __init__(self, rate: int) -> None:

@@ -39,7 +39,7 @@ class Speech:
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldMemory:
     # A memory, and how many sounds have it.
     memory: Any
     users: int = 0
@@ -51,7 +51,9 @@ class Hearing:
     def __init__(self, target: Target) -> None:
         assert isinstance(target, Listens)
         self._encoding, self._release = target.encoding, target.release
-        self._held: dict[bytes, _Held] = {}  # by the keys of their sounds, the last used behind
+        self._held: dict[
+            bytes, _HeldMemory
+        ] = {}  # by the keys of their sounds, the last used behind
         self._speech: Speech | None = None  # that is being encoded
         self._pieces: Generator[Any, None, None]
         self._left = 0.0  # when its last piece was done
@@ -88,7 +90,7 @@ class Hearing:
             raise
         if made is not None:
             self._speech = None
-            self._held[speech.key] = _Held(made)
+            self._held[speech.key] = _HeldMemory(made)
             self._take(speech)
         return made is not None
 

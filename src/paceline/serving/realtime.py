@@ -141,7 +141,7 @@ class Item:
         return samples
 
 
-class Turns:
+class SpokenTurns:
     """Who speaks when: `speaking` tells whether somebody does."""
 
     def __init__(self, finder: SpeechFinder, asked: TurnDetection) -> None:
@@ -169,7 +169,7 @@ class Session:
         self._settings = service.settings
         self._format, self._wanted = Format(), Wanted()
         self._items = deque([Item(self._format.rate)])
-        self._turns: Turns | None = None
+        self._turns: SpokenTurns | None = None
         self._milliseconds = 0.0  # of sound
         self._more = asyncio.Event()
         self._outbox = Outbox()
@@ -258,7 +258,7 @@ class Session:
         elif isinstance(event, ClearEvent):
             item.cleared = True
             if self._turns is not None:
-                self._turns = Turns(self._finder, self._turns.asked)
+                self._turns = SpokenTurns(self._finder, self._turns.asked)
             self._begin()
             await self._tell("input_audio_buffer.cleared")
         elif item.quiet or not item.seconds:
@@ -301,7 +301,7 @@ class Session:
             self._milliseconds += len(part) / rate * 1000
             await self._turn(self._turns, part)
 
-    async def _turn(self, turns: Turns, samples: npt.NDArray[np.float64]) -> None:
+    async def _turn(self, turns: SpokenTurns, samples: npt.NDArray[np.float64]) -> None:
         # Sound of a moment, in which turns may begin and end.
         item, asked = self._items[-1], turns.asked
         changes = await asyncio.to_thread(lambda: turns.hear(item.add(samples)))
@@ -345,7 +345,7 @@ class Session:
         if same:
             return
         self._format, self._wanted = form, wanted
-        self._turns = None if turned is None else Turns(self._finder, turned)
+        self._turns = None if turned is None else SpokenTurns(self._finder, turned)
         self._items.pop()
         self._begin()
 
