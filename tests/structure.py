@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 77_473,
+    "lines": 77_489,
     "lines of methods": 11_243,
     "modules": 468,
     "docstrings": 0.14,
