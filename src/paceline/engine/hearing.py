@@ -51,9 +51,8 @@ class Hearing:
     def __init__(self, target: Target) -> None:
         assert isinstance(target, Listens)
         self._encoding, self._release = target.encoding, target.release
-        self._held: dict[
-            bytes, _HeldMemory
-        ] = {}  # by the keys of their sounds, the last used behind
+        # By the keys of their sounds, the last used behind.
+        self._held: dict[bytes, _HeldMemory] = {}
         self._speech: Speech | None = None  # that is being encoded
         self._pieces: Generator[Any, None, None]
         self._left = 0.0  # when its last piece was done
