@@ -86,7 +86,8 @@ class Rows:
         positions: int64 `[rows]`, which may repeat; None as `tree` says.
         sees: bool `[rows, rows]`, the rows that each row sees, itself included; None as `tree`
             says.
-        cached: int64 `[rows]`, how many cached keys a row sees, from the first; None for all.
+        cached: int64 `[rows]`, how many cached keys a row sees, from the first; None for all. Or
+            `[rows, keys]`, their places in the order of its sums, -1 where it sees fewer.
         inputs: float32 `[rows, hidden_size]`, in place of the tokens' embeddings: embeddings, or
             `Output.state` of the layers before.
         wanted: int64 `[wanted]`, ascending rows whose logits are asked for; None for all from the
@@ -225,6 +226,11 @@ def row_mask(rows: Rows, window: int = 0, past: int | None = None) -> BoolArray:
     past = stored(rows.cache) if past is None else past
     if rows.sees is not None:
         cached = np.full(len(rows), past) if rows.cached is None else rows.cached
+        if cached.ndim == 2:
+            mask = np.zeros((len(rows), past + len(rows)), dtype=np.bool_)
+            for row, own in enumerate(mask):
+                own[keys_seen(rows, row, past)[-window:]] = True
+            return mask
         mask = np.concatenate([np.arange(past) < cached[:, None], rows.sees], axis=1)
         if window:
             mask &= mask[:, ::-1].cumsum(axis=1)[:, ::-1] <= window
@@ -236,6 +242,14 @@ def row_mask(rows: Rows, window: int = 0, past: int | None = None) -> BoolArray:
         own = row_positions(rows)
         mask &= np.concatenate([np.arange(past), own]) > own[:, None] - window
     return mask
+
+
+def keys_seen(rows: Rows, row: int, past: int) -> IntArray:
+    """Return the keys that a row of a block with places sees, in order: cached ones, then rows."""
+    assert rows.cached is not None
+    assert rows.sees is not None
+    places = rows.cached[row]
+    return np.concatenate([places[places >= 0], past + np.flatnonzero(rows.sees[row])])
 
 
 NO_STATE: LogitArray = np.zeros((0, 0), dtype=np.float32)

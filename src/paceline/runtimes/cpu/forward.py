@@ -13,7 +13,7 @@ import numpy.typing as npt
 from paceline.core import target
 from paceline.core import tree as trees
 from paceline.core.rows import RowStore
-from paceline.core.target import Layer, row_parents
+from paceline.core.target import Layer, keys_seen, row_parents
 from paceline.core.types import ROOT, LogitArray, TokenTree
 from paceline.errors import InvalidOption, OutOfMemory
 from paceline.models import families
@@ -152,6 +152,13 @@ class ForwardBatch:
         assert rows.sees is not None
         cache, past, count = rows.cache, rows.cache.rows, len(rows.tokens)
         cache.places = list(range(past + rows.num_new, past + count))
+        if rows.cached is not None and rows.cached.ndim == 2:
+            for row, position in enumerate(rows.positions.tolist()):
+                keys = keys_seen(rows, row, past)
+                run = int(np.append(keys != np.arange(len(keys)), True).argmax())
+                singles = keys[run:].tolist()
+                self._add_row(cache.blocks, table, past + row, position, run, singles)
+            return
         runs: Iterable[int] = [past] * count if rows.cached is None else rows.cached.tolist()
         for row, (position, run) in enumerate(zip(rows.positions.tolist(), runs, strict=True)):
             sees = rows.sees[row]

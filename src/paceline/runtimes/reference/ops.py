@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from paceline.core import target
 from paceline.core.rows import RowStore
-from paceline.core.target import row_mask, row_parents, row_positions, stored
+from paceline.core.target import keys_seen, row_mask, row_parents, row_positions, stored
 from paceline.core.types import BoolArray, IntArray, LogitArray
 from paceline.models.ops import (
     KV,
@@ -95,11 +95,13 @@ class Seen(NamedTuple):
         positions: int64 `[rows]`, in the sequence.
         begin: place of the first row in the cache, unless a `KV` is seen.
         mask: bool `[rows, places]`.
+        order: by row the places that it sees, where they do not ascend.
     """
 
     positions: IntArray
     begin: int
     mask: BoolArray
+    order: Sequence[IntArray] = ()
 
 
 class SeenRows(Protocol):
@@ -131,7 +133,10 @@ class AskedRows:
         if isinstance(kv, KV) and kv.memory:
             assert self.memory is not None
             return Seen(self._places, 0, np.ones((rows, self.memory.length), np.bool_))
-        return Seen(self._places, self.context, row_mask(self._asked))
+        asked, past = self._asked, self.context
+        placed = asked.cached is not None and asked.cached.ndim == 2
+        order = [keys_seen(asked, row, past) for row in range(rows)] if placed else ()
+        return Seen(self._places, past, row_mask(asked), order)
 
 
 class ReferenceOps:
@@ -313,7 +318,7 @@ class ReferenceOps:
                 q, mask = self.last(q, newest), mask[[-1] * newest]
         groups = heads.heads // heads.kv_heads
         keys, values = stored.astype(np.float32).repeat(groups, axis=2)
-        paths = _paths(mask, heads.window)
+        paths = _paths(seen.order or [np.flatnonzero(row) for row in mask], heads.window)
         scale = np.full(len(q), heads.scale, np.float32)
         if heads.temperature is not None:
             scale = scale * heads.temperature.at(seen.positions[-len(q) :])
@@ -418,8 +423,7 @@ def _of_best_groups(scores: LogitArray, experts: Experts) -> LogitArray:
     return out.reshape(scores.shape)
 
 
-def _paths(mask: BoolArray, window: int) -> IntArray:
-    seen = [np.flatnonzero(row) for row in mask]
+def _paths(seen: Sequence[IntArray], window: int) -> IntArray:
     longest = max(map(len, seen), default=0)
     paths: IntArray = np.full((len(seen), -(-longest // CHUNK) * CHUNK), -1)
     for path, own in zip(paths, seen, strict=True):

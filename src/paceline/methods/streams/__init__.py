@@ -1,0 +1,1 @@
+"""Systems that answer while their input still comes, and what they remember of it."""

@@ -1,0 +1,111 @@
+"""Think While Watching (arXiv:2603.11896): a note behind each segment, which then leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from paceline.core.options import require
+from paceline.core.target import Target, stored
+from paceline.core.types import Described
+from paceline.errors import InvalidOption
+from paceline.lab.measure.streams import Piece
+from paceline.methods.streams.groups import Groups
+from paceline.methods.streams.thinking import Cues, Passage
+
+
+class NoteTaker(Described):
+    """Reads segments, writes a note of each, and answers: a system of `lab.measure.streams`.
+
+    A note sees the notes before it and its segment. When the next segment comes, the last one
+    leaves the cache, and its note is read again as text, by rows that see notes alone. So an answer
+    is a function of the notes and of the present segment.
+
+    Attributes:
+        notes: tokens of those that have ended.
+        rows: most rows that were in the cache.
+    """
+
+    name: ClassVar[str] = "think-while-watching"
+    guarantee: ClassVar[str] = "lossy: what no note says is forgotten; answers are of notes alone"
+    requires: ClassVar[str] = "a model trained to take notes; none ships"
+    paper: ClassVar[str] = "after Think While Watching, 2026, arXiv:2603.11896"
+
+    def __init__(
+        self, target: Target, cues: Cues, question: Sequence[int], *, most: int = 32
+    ) -> None:
+        """Bind a model; `cues.closing` is the one in front of the answer to `question`.
+
+        InvalidOption: `most` is below 1, a cue is empty, or as for `Groups`.
+        """
+        require(most >= 1, "most", most, "1 or more")
+        if len(cues.closing) != 1 or not cues.thought or not cues.closing[0]:
+            raise InvalidOption("a note and an answer have a cue each: name tokens for both")
+        self._groups, self._cues, self._most = Groups(target), cues, most
+        self._question = list(question)
+        self._segments: list[list[int]] = []
+        self._asked = False
+        self._now: Passage | None = None
+        self._kept, self._left = 0, list[int]()  # rows of notes; those of the last one, not run yet
+        self._answer: Passage | None = None
+        self.notes: list[list[int]] = []
+        self.rows = 0
+
+    def hear(self, piece: Piece) -> None:
+        """Take the tokens of a segment; InvalidOption for one that would take others back."""
+        if piece.change:
+            raise InvalidOption("a segment that was noted stands: send others behind it")
+        self._segments.append(list(piece.what))
+
+    def ask(self) -> None:
+        self._asked = True
+
+    def work(self) -> bool:
+        if self._now is None:
+            if self._segments:
+                self._turn(self._segments.pop(0))
+                return True
+            if not self._asked or self._answer:
+                return False
+            cue = [*self._question, *self._cues.closing[0]]
+            self._now = self._answer = Passage(cue, self._cues.end, self._most)
+        now = self._now
+        logits = self._run([], self._left + now.rows)
+        now.take(int(logits[-1].argmax()))
+        self._left = now.rows if now.ended else []
+        if now.ended:
+            if now is not self._answer:
+                self.notes.append(now.tokens)
+            self._now = None
+        return True
+
+    def _turn(self, segment: Sequence[int]) -> None:
+        # The segment before leaves with what was written while it was there.
+        self._groups.back(self._kept)
+        if self.notes:
+            note = [*self._cues.thought, *self.notes[-1], self._cues.end]
+            self._run([], note)
+            self._kept += len(note)
+        self._left = []
+        if segment:
+            self._run(segment, [])
+        self._now = Passage(self._cues.thought, self._cues.end, self._most)
+
+    def _run(self, source: Sequence[int], target: Sequence[int]) -> Any:
+        logits = self._groups.forward(source, target)
+        self._groups.keep()
+        self.rows = max(self.rows, stored(self._groups.cache))
+        return logits
+
+    def said(self) -> Any:
+        """Return the tokens of the answer so far, None before the first."""
+        if self.done or (self._answer and self._answer.tokens):
+            return self._answer.tokens
+        return None
+
+    @property
+    def done(self) -> bool:
+        return self._answer is not None and self._answer.ended
+
+    def close(self) -> None:
+        self._groups.close()
