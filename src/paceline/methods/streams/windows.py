@@ -29,6 +29,7 @@ class Convolution:
         padding: rows of zeros at both ends of time, which break what a stream is made of.
         bin_padding: of zeros at both ends of the bins.
         slope: of numbers below zero; 1 for no ReLU, 0 for a plain one.
+        floor: the least number that comes out.
     """
 
     weights: LogitArray
@@ -37,6 +38,10 @@ class Convolution:
     padding: int = 0
     bin_padding: int = 0
     slope: float = 0.0
+    floor: float = -np.inf
+
+    def __post_init__(self) -> None:
+        require(1 <= self.stride <= self.taps, "stride", self.stride, f"from 1 to {self.taps} taps")
 
     @property
     def taps(self) -> int:
@@ -49,12 +54,13 @@ class Convolution:
         rows, bins = made(len(x), taps, self.stride), x.shape[1] - wide + 1
         out = np.broadcast_to(self.bias, (rows, bins, outputs)).copy()
         for tap in range(taps):
-            own = x[tap : tap + (rows - 1) * self.stride + 1 : self.stride]
+            own = x[tap :: self.stride][:rows]
             for at in range(wide):
                 for channel in range(channels):
                     column = own[:, at : at + bins, channel, None]
                     out += column * self.weights[tap, at, channel]
-        return np.where(out < 0, out * np.float32(self.slope), out)
+        out = np.where(out < 0, out * np.float32(self.slope), out)
+        return np.maximum(out, np.float32(self.floor))
 
     def multiply_adds(self, rows: int, bins: int) -> int:
         """Count them for so many rows that are made, of so many bins that are read."""
@@ -77,7 +83,7 @@ class Pool:
     def run(self, x: LogitArray) -> LogitArray:
         rows, bins = len(x) // self.taps, x.shape[1] // self.bins
         x = x[: rows * self.taps, : bins * self.bins]
-        found: LogitArray = x.reshape(rows, self.taps, bins, self.bins, -1).max(axis=(1, 3))
+        found: LogitArray = x.reshape(rows, self.taps, bins, self.bins, x.shape[2]).max(axis=(1, 3))
         return found
 
     def multiply_adds(self, rows: int, bins: int) -> int:
