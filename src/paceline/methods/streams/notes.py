@@ -1,4 +1,4 @@
-"""Think While Watching (arXiv:2603.11896): a note behind each segment, which then leaves."""
+"""Think While Watching (Wang et al. 2026, arXiv:2603.11896): a note of each segment stays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NoteTaker(Described):
     name: ClassVar[str] = "think-while-watching"
     guarantee: ClassVar[str] = "lossy: what no note says is forgotten; answers are of notes alone"
     requires: ClassVar[str] = "a model trained to take notes; none ships"
-    paper: ClassVar[str] = "after Think While Watching, 2026, arXiv:2603.11896"
+    paper: ClassVar[str] = "after Think While Watching, Wang et al. 2026, arXiv:2603.11896"
 
     def __init__(
         self, target: Target, cues: Cues, question: Sequence[int], *, most: int = 32

@@ -1,4 +1,4 @@
-"""StreamiNNC (Pale et al. 2024, arXiv:2408.03223): windows of a stream that overlap, read once.
+"""StreamiNNC (Kechris et al. 2024, arXiv:2408.03223): windows of a stream that overlap, read once.
 
 A convolution does not know where its window begins. So of a window that overlaps the last one only
 the new rows are computed, where nothing is padded along time, and where the hop is a multiple of
@@ -141,7 +141,7 @@ class WindowStream(Described):
     name: ClassVar[str] = "streaminnc"
     guarantee: ClassVar[str] = "bit-exact where it is not refused: the rows of each window"
     requires: ClassVar[str] = "convolutions without padding along time; hops of whole strides"
-    paper: ClassVar[str] = "after StreamiNNC, Pale et al. 2024, arXiv:2408.03223"
+    paper: ClassVar[str] = "after StreamiNNC, Kechris et al. 2024, arXiv:2408.03223"
 
     def __init__(self, layers: Layers, window: int, hop: int, *, inexact: bool = False) -> None:
         """Bind a network that reads windows of so many rows, so many rows apart.
