@@ -57,9 +57,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 77_489,
-    "lines of methods": 11_243,
-    "modules": 468,
+    "lines": 77_538,
+    "lines of methods": 12_171,
+    "modules": 474,
     "docstrings": 0.14,
     "loose": 6,
 }

@@ -65,11 +65,23 @@ def block_of(kind: str, cache: Any, source: Any) -> Rows:
         return Rows.block(cache, tokens, past + np.arange(ROWS) // 2, np.tri(ROWS, dtype=bool))
     if kind == "less-of-the-cache":
         return Rows.block(cache, tokens, places, both_ways, cached=np.array([9, 4, 0, 1, 8, 9]))
+    if kind == "holes-in-the-cache":
+        keys = np.array([rng.permutation(past) for _ in range(ROWS)])
+        keys[keys == np.arange(ROWS)[:, None]] = -1
+        keys[2] = -1
+        return Rows.block(cache, tokens, places, both_ways, cached=keys)
     inputs = rng.standard_normal((ROWS, source.config.hidden_size)).astype(np.float32)
     return Rows.block(cache, tokens, places, both_ways, inputs=inputs)
 
 
-KINDS = ("both-ways", "another-order", "repeated-positions", "less-of-the-cache", "embeddings")
+KINDS = (
+    "both-ways",
+    "another-order",
+    "repeated-positions",
+    "less-of-the-cache",
+    "holes-in-the-cache",
+    "embeddings",
+)
 
 
 def same(runtime: str, found: Any, expected: Any) -> bool:
@@ -110,7 +122,7 @@ def test_rows_of_a_block_are_those_of_the_reference(source: Any, runtime: str, k
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_block_in_company_is_the_block_alone(source: Any, runtime: str) -> None:
     made = target(runtime, source)
-    caches = [opened(made) for _ in KINDS[:4]]
+    caches = [opened(made) for _ in KINDS[:5]]
     blocks = [block_of(kind, each, source) for kind, each in zip(KINDS, caches, strict=False)]
     together = [each.logits.copy() for each in made.forward(blocks)]
     for block, found in zip(blocks, together, strict=True):

@@ -94,4 +94,12 @@ METHODS: Index = {
         "first-finish": "paceline.methods.first_finish:first_finish",
         "superposed": "paceline.methods.superposed:superpose",
     },
+    "stream": {
+        "group-positions": "paceline.methods.streams.groups:wait_k",
+        "streaming-thinker": "paceline.methods.streams.thinking:StreamingThinker",
+        "think-while-watching": "paceline.methods.streams.notes:NoteTaker",
+        "streaminnc": "paceline.methods.streams.windows:WindowStream",
+        "flash-vstream": "paceline.methods.streams.memories:StarMemory",
+        "videostreaming": "paceline.methods.streams.memories:ClipMemory",
+    },
 }

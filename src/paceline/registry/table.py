@@ -17,7 +17,15 @@ __all__ = ["BUILT_IN", "GROUP", "Index", "Kind", "Method", "find", "methods", "n
 GROUP = "paceline.methods"
 
 Kind = Literal[
-    "drafter", "growth", "verifier", "controller", "decoder", "sampler", "cache", "runtime"
+    "drafter",
+    "growth",
+    "verifier",
+    "controller",
+    "decoder",
+    "stream",
+    "sampler",
+    "cache",
+    "runtime",
 ]
 
 # Of each kind the names, and where each is: "module:attribute".
@@ -26,7 +34,7 @@ Index = Mapping[Kind, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A registered drafter, tree expansion, verifier, controller, decoder or runtime.
+    """A registered drafter, tree expansion, verifier, or method of another kind.
 
     `factory` is "module:attribute", imported only when the method is used, or asked what it says
     of itself (`paceline.core.types.Described`).

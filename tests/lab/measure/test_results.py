@@ -11,7 +11,7 @@ import pytest
 
 from paceline.errors import InvalidOption
 from paceline.lab.measure import results as results_pages
-from paceline.lab.measure.claims import WHY, changes, lines, unsaid
+from paceline.lab.measure.claims import WHY, changes, lines, stream_lines, unsaid
 from paceline.lab.measure.methods import TITLES
 from paceline.lab.measure.results import (
     TOPICS,
@@ -24,6 +24,7 @@ from paceline.lab.measure.results import (
     render,
     stale,
 )
+from paceline.registry import table as registry
 from paceline.registry.samplers import make_plan, make_sampler
 
 ROOT = Path(__file__).parents[3]
@@ -199,6 +200,14 @@ def test_claims_in_the_tables_are_those_of_today() -> None:
                 assert row[result["columns"].index("the paper's claim")] == claims[row[0]], row[0]
                 seen += 1
     assert seen > 100
+
+
+def test_every_method_of_streams_has_a_claim_and_no_other_has() -> None:
+    found = [line.method for line in stream_lines()]
+    assert sorted(found) == sorted(registry.names("stream"))
+    assert all(line.claim and line.why and line.system for line in stream_lines())
+    page = (FOLDER / "methods.md").read_text()
+    assert all(f"| {line.system} |" in page for line in stream_lines())
 
 
 def test_topics_are_few() -> None:

@@ -24,6 +24,7 @@ WEIGHTS = weights(CONFIG)
 CPU = CpuTarget(CONFIG, WEIGHTS, "fp32", kv_tokens=2048)
 RNG = np.random.default_rng(6)
 SENTENCES = [RNG.integers(3, CONFIG.vocab_size, size).tolist() for size in (9, 4, 12, 6)]
+SOURCE = [token for sentence in SENTENCES for token in sentence]
 CUES = Cues([5, 6], 2, [[7], [8, 9]])
 ONE = Cues(CUES.thought, CUES.end, [[8, 9]])
 MOST = 5
@@ -78,8 +79,8 @@ def test_thoughts_are_those_of_masked_forwards() -> None:
         own: list[int] = []
         while len(own) < MOST:
             seen += [end] * (len(rows) - len(seen))
-            source = sum(SENTENCES, [])[:end]
-            [out] = CPU.forward([masked_rows(cache := CPU.open(), source, rows, seen)])
+            cache = CPU.open()
+            [out] = CPU.forward([masked_rows(cache, SOURCE[:end], rows, seen)])
             token = int(out.logits[-1].argmax())
             CPU.release(cache)
             if token == CUES.end:

@@ -78,6 +78,16 @@ class Claim:
             yield "controller", self.controller
 
 
+@dataclass(frozen=True, slots=True)
+class StreamClaim:
+    """A system whose input is not finished yet, its method, the paper's claim, what differs."""
+
+    system: str
+    method: str
+    claim: str
+    why: str
+
+
 def told() -> dict[str, Any]:
     """Return the file as it is."""
     text = files("paceline.lab.measure").joinpath("claims.toml").read_text("utf-8")
@@ -87,6 +97,11 @@ def told() -> dict[str, Any]:
 def lines() -> list[Claim]:
     """Return all lines, in the order of the page."""
     return [Claim(**each) for each in told()["line"]]
+
+
+def stream_lines() -> list[StreamClaim]:
+    """Return the systems that no table of drafters has."""
+    return [StreamClaim(**each) for each in told()["stream"]]
 
 
 def changes(result: Mapping[str, Any]) -> str:
@@ -112,7 +127,7 @@ def changes(result: Mapping[str, Any]) -> str:
 
 
 def claims(results: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
-    """Return system, claim and what differs, once for all tables of methods."""
+    """Return system, claim and what differs, once for all tables of methods, then of streams."""
     rows: dict[str, list[Any]] = {}
     for result in results:
         if WHY in result["columns"]:
@@ -122,7 +137,9 @@ def claims(results: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
                 told = rows.setdefault(row["system"], [*claimed, ""])
                 if not row[WHY].startswith(_NOT_RUN) and row[WHY] not in (told[-1], "-"):
                     told[-1] = "; ".join(filter(None, [told[-1], row[WHY]]))
-    return [row for row in rows.values() if any(row[1:])]
+    streams = [[each.system, each.claim, each.why] for each in stream_lines() if rows]
+    streams = [[system, _NO_FIGURE.sub("", claim), why] for system, claim, why in streams]
+    return [row for row in rows.values() if any(row[1:])] + streams
 
 
 def unsaid(result: Mapping[str, Any], said: dict[str, str]) -> list[list[Any]]:
