@@ -58,7 +58,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 
 BUDGET = {
     "lines": 77_538,
-    "lines of methods": 12_171,
+    "lines of methods": 12_173,
     "modules": 474,
     "docstrings": 0.14,
     "loose": 6,

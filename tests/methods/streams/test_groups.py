@@ -13,7 +13,7 @@ from tests.runtimes.tiny_cpu import weights
 from paceline.core.target import Rows
 from paceline.errors import InvalidOption
 from paceline.methods.streams import groups as streams
-from paceline.methods.streams.groups import Groups, masked_rows, streaming_mask, wait_k
+from paceline.methods.streams.groups import TwoStreams, masked_rows, streaming_mask, wait_k
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.reference.target import ReferenceTarget
 
@@ -48,7 +48,7 @@ def arrivals(seed: int, ratio: int = 4) -> list[tuple[int, int]]:
 
 def streamed(target: Any, seed: int, seen: list[int] | None = None) -> tuple[Any, list[int]]:
     """Logits of all target rows and what each saw; by what had come, or as `seen` says."""
-    groups, found, saw = Groups(target, 3), [], []
+    groups, found, saw = TwoStreams(target, 3), [], []
     for some, few in arrivals(seed):
         source, written = len(groups.source), len(groups.written)
         own = [source] * few if seen is None else seen[written : written + few]
@@ -103,7 +103,7 @@ def test_both_runtimes_have_the_same_numbers() -> None:
 
 def test_the_source_does_not_change_when_the_target_grows() -> None:
     target = TARGETS["reference"]
-    alone, beside = target.open(), Groups(target)
+    alone, beside = target.open(), TwoStreams(target)
     target.forward([Rows.draft(alone, SOURCE[:20])])
     target.keep(alone, 20, ())
     for at in range(0, 20, 5):
@@ -121,13 +121,13 @@ def test_the_source_does_not_change_when_the_target_grows() -> None:
 def test_some_target_rows_of_a_pass_are_kept() -> None:
     """As where they were drafted."""
     target = TARGETS["cpu"]
-    groups = Groups(target)
+    groups = TwoStreams(target)
     groups.forward(SOURCE[:9], [])
     groups.keep()
     groups.forward([], [*TARGET[:2], 5, 6])
     groups.keep(2)
     after = np.array(groups.forward([], TARGET[2:3]))
-    plain = Groups(target)
+    plain = TwoStreams(target)
     plain.forward(SOURCE[:9], [])
     plain.keep()
     expected = plain.forward([], TARGET[:3])[2:]

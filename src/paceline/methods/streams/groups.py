@@ -17,7 +17,7 @@ from paceline.core.types import BoolArray, IntArray, LogitArray, described
 from paceline.errors import InvalidOption
 
 
-class Groups:
+class TwoStreams:
     """Rows of a source and of a target, in one cache of a model, in any order of arrival.
 
     A source row sees the source. A target row sees the target, and the source that is named with
@@ -131,12 +131,12 @@ def wait_k(
     pass of this one.
 
     Raises:
-        InvalidOption: `k` or `most` is below 1, `start` is empty, or as for `Groups`.
+        InvalidOption: `k` or `most` is below 1, `start` is empty, or as for `TwoStreams`.
         OutOfMemory: the cache has no room.
     """
     for name, count in (("k", k), ("most", most), ("len(start)", len(start))):
         require(count >= 1, name, count, "1 or more")
-    groups = Groups(target, offset)
+    groups = TwoStreams(target, offset)
     out: list[int] = []
     try:
         if first := _tokens(words[:k]):

@@ -25,7 +25,7 @@ ITERATIONS, TOLERANCE = 10, 1e-4
 """Of k-means: at most so many rounds, and none behind one in which centroids move by less."""
 
 
-class Clusters(NamedTuple):
+class WeightedClusters(NamedTuple):
     """Result of k-means.
 
     Attributes:
@@ -43,7 +43,7 @@ class Clusters(NamedTuple):
 
 def weighted_kmeans(
     points: Floats, weights: Floats, count: int, draws: np.random.Generator
-) -> Clusters:
+) -> WeightedClusters:
     """Cluster points `[n, width]` of weights `[n]`, by Lloyd's rounds from drawn points.
 
     An empty cluster goes on from a point that is drawn.
@@ -60,7 +60,9 @@ def weighted_kmeans(
         if step < TOLERANCE:
             break
     used = np.flatnonzero(totals)
-    return Clusters(centroids[used], totals[used], np.searchsorted(used, labels), tuple(losses))
+    return WeightedClusters(
+        centroids[used], totals[used], np.searchsorted(used, labels), tuple(losses)
+    )
 
 
 def _nearest(points: Floats, centroids: Floats) -> IntArray:

@@ -10,7 +10,7 @@ from paceline.core.target import Target, stored
 from paceline.core.types import Described
 from paceline.errors import InvalidOption
 from paceline.lab.measure.streams import Piece
-from paceline.methods.streams.groups import Groups
+from paceline.methods.streams.groups import TwoStreams
 from paceline.methods.streams.thinking import Cues, Passage
 
 
@@ -36,12 +36,12 @@ class NoteTaker(Described):
     ) -> None:
         """Bind a model; `cues.closing` is the one in front of the answer to `question`.
 
-        InvalidOption: `most` is below 1, a cue is empty, or as for `Groups`.
+        InvalidOption: `most` is below 1, a cue is empty, or as for `TwoStreams`.
         """
         require(most >= 1, "most", most, "1 or more")
         if len(cues.closing) != 1 or not cues.thought or not cues.closing[0]:
             raise InvalidOption("a note and an answer have a cue each: name tokens for both")
-        self._groups, self._cues, self._most = Groups(target), cues, most
+        self._groups, self._cues, self._most = TwoStreams(target), cues, most
         self._question = list(question)
         self._segments: list[list[int]] = []
         self._asked = False

@@ -11,7 +11,7 @@ from paceline.core.target import Target
 from paceline.core.types import Described
 from paceline.errors import InvalidOption
 from paceline.lab.measure.streams import Piece
-from paceline.methods.streams.groups import Groups
+from paceline.methods.streams.groups import TwoStreams
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,13 @@ class StreamingThinker(Described):
             ride: source tokens that are read in a pass that writes, at most.
             waits: read everything first, and let every thought see it: what this is measured by.
 
-        InvalidOption: a number is out of range, a cue is empty, or as for `Groups`.
+        InvalidOption: a number is out of range, a cue is empty, or as for `TwoStreams`.
         """
         require(most >= 1, "most", most, "1 or more")
         require(ride >= 0, "ride", ride, "0 or more")
         if not cues.closing or not all([cues.thought, *cues.closing]):
             raise InvalidOption("a cue is empty, or none leads to an answer: name tokens for each")
-        self._groups, self._cues = Groups(target), cues
+        self._groups, self._cues = TwoStreams(target), cues
         self._most, self._ride, self._waits = most, ride, waits
         self._unread: list[int] = []
         self._ends: list[int] = []  # of sentences, in source rows
