@@ -58,7 +58,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 
 BUDGET = {
     "lines": 77_538,
-    "lines of methods": 12_173,
+    "lines of methods": 12_271,
     "modules": 474,
     "docstrings": 0.14,
     "loose": 6,

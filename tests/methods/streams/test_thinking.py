@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.engine.histories import logits as table
+from tests.helpers.table_engines import Target, make
 from tests.helpers.tiny_model import tiny_config
 from tests.runtimes.tiny_cpu import weights
 
 from paceline.core.target import stored
+from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
 from paceline.lab.measure.streams import Piece, Stream, VirtualClock, play
 from paceline.methods.streams.groups import masked_rows
-from paceline.methods.streams.notes import NoteTaker
+from paceline.methods.streams.notes import NoteTaker, PromptedNotes
 from paceline.methods.streams.thinking import Cues, StreamingThinker
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.reference.target import ReferenceTarget
@@ -111,12 +114,12 @@ def test_rows_that_ride_along_save_passes_and_thinking_begins_early() -> None:
     assert late.read_first == sum(map(len, SENTENCES))
 
 
-def told(make: Callable[[], Any]) -> Any:
+def told(system: Callable[[Any], Any]) -> Any:
     """Play sentences to a system, a second apart, at 0.01 seconds a pass and 0.002 a row."""
     clock, target = VirtualClock(), CpuTarget(CONFIG, WEIGHTS, "fp32", kv_tokens=2048)
     clock.charge(target, lambda rows: 0.01 + 0.002 * rows)
     pieces = [Piece(float(at), each) for at, each in enumerate(SENTENCES)]
-    [found] = play([Stream(make(target), pieces, 3.1)], clock)  # type: ignore[call-arg]
+    [found] = play([Stream(system(target), pieces, 3.1)], clock)
     return found
 
 
@@ -168,7 +171,7 @@ class Scribe(NoteTaker):
         return logits
 
 
-def scribe(told: Sequence[Sequence[int]], **options: Any) -> Any:
+def scribe(told: Sequence[Sequence[int]]) -> Any:
     made = Scribe(CPU, ONE, [11, 12], most=MOST)
     made.told = told
     return made
@@ -195,3 +198,44 @@ def test_rows_are_those_of_notes_and_a_segment() -> None:
     # Control: a thinker keeps everything.
     kept = finished(thinker(), many)
     assert stored(kept._groups.cache) > most
+
+
+PARAMS = SamplingParams(max_new_tokens=6)
+TEXTS = ["the quick", "brown fox jumps", "the lazy dog"]
+
+
+def prompted(engine: Any = None) -> PromptedNotes:
+    return PromptedNotes(engine or make(Target(table)), "note", "what jumps", PARAMS)
+
+
+@pytest.mark.parametrize("every", [0, 1, 3, 30])
+def test_notes_by_prompts_are_answers_to_prompts(every: int) -> None:
+    """Each by a request of its own; what was read ahead changes nothing."""
+    target = Target(table)
+    found = finished(prompted(make(target)), TEXTS, every)
+    expected = prompted()
+    for text in TEXTS:
+        expected._present = text
+        message = {"role": "user", "content": expected.prompt("note")}
+        said = make(Target(table)).generate([message], PARAMS).text
+        expected.notes.append(" ".join(said.split()))
+    message = {"role": "user", "content": expected.prompt("what jumps")}
+    answer = make(Target(table)).generate([message], PARAMS).text
+    assert (found.notes, found.said()) == (expected.notes, answer)
+    assert not target.live  # nothing is held
+    assert TEXTS[0] not in expected.prompt("what jumps")
+    assert finished(prompted(), ["dog", *TEXTS[1:]]).notes != found.notes
+
+
+def test_notes_are_read_before_their_text_comes() -> None:
+    target = Target(table)
+    system = prompted(make(target))
+    while system.work():
+        pass
+    assert sum(target.batches) > 0
+    assert not system.done
+    assert system.said() is None
+    system.close()
+    assert not target.live
+    with pytest.raises(InvalidOption, match="send others behind it"):
+        system.hear(Piece(0.0, "dog", change=True))

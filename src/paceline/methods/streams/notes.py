@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from paceline.core.options import require
 from paceline.core.target import Target, stored
-from paceline.core.types import Described
+from paceline.core.types import Described, SamplingParams
+from paceline.engine.engine import Engine, Event
+from paceline.engine.writing import Writing
 from paceline.errors import InvalidOption
 from paceline.lab.measure.streams import Piece
 from paceline.methods.streams.groups import TwoStreams
@@ -53,8 +55,7 @@ class NoteTaker(Described):
 
     def hear(self, piece: Piece) -> None:
         """Take the tokens of a segment; InvalidOption for one that would take others back."""
-        if piece.change:
-            raise InvalidOption("a segment that was noted stands: send others behind it")
+        _check_piece(piece)
         self._segments.append(list(piece.what))
 
     def ask(self) -> None:
@@ -109,3 +110,100 @@ class NoteTaker(Described):
 
     def close(self) -> None:
         self._groups.close()
+
+
+class PromptedNotes:
+    """The same by prompts alone, for a model that follows instructions: a system over an engine.
+
+    A prompt is the notes so far, a segment, and what is asked of both. The notes are read before
+    the segment comes.
+
+    Attributes:
+        notes: texts of those that have ended.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        note: str,
+        question: str,
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> None:
+        """Bind an engine; `note` asks for a note of a segment. Errors as of `Engine.writing`."""
+        self._engine, self._note, self._question = engine, note, question
+        self._params, self._options = params, options
+        self._segments: list[str] = []
+        self._present = ""
+        self._asked = self._answering = False
+        self._text: str | None = None
+        self._events: Iterator[Event] | None = None
+        self.notes: list[str] = []
+        self.done = False
+        self._prompt = self._begun()
+
+    def prompt(self, asked: str) -> str:
+        """Return the prompt that asks something of the notes so far and of the present segment."""
+        return f"{self._head()}{self._tail(asked)}"
+
+    def _head(self) -> str:
+        return "Notes:\n" + "".join(f"{at}. {note}\n" for at, note in enumerate(self.notes, 1))
+
+    def _tail(self, asked: str) -> str:
+        return f"\nText:\n{self._present}\n\n{asked}"
+
+    def _begun(self) -> Writing:
+        prompt = self._engine.writing(self._params, **self._options)
+        prompt.append([{"role": "user", "content": self._head()}])
+        return prompt
+
+    def hear(self, piece: Piece) -> None:
+        """Take the text of a segment; InvalidOption for one that would take others back."""
+        _check_piece(piece)
+        self._segments.append(piece.what)
+
+    def ask(self) -> None:
+        self._asked = True
+
+    def work(self) -> bool:
+        if self._events is not None:
+            self._take(next(self._events))
+        elif self._segments:
+            self._present = self._segments.pop(0)
+            self._finish(self._note)
+        elif self._asked and not self._answering:
+            self._answering = True
+            self._finish(self._question)
+        else:
+            return not self.done and self._prompt.read()
+        return True
+
+    def _finish(self, asked: str) -> None:
+        self._prompt.append(self._tail(asked))
+        self._prompt.finish()
+        self._events = self._prompt.events()
+
+    def _take(self, event: Event) -> None:
+        if self._answering:
+            self._text = (self._text or "") + event.text
+        if event.completion is None:
+            return
+        self._prompt.close()
+        self._events = None
+        if self._answering:
+            self.done = True
+        else:
+            self.notes.append(" ".join(event.completion.text.split()))
+            self._prompt = self._begun()
+
+    def said(self) -> str | None:
+        """Return the answer so far, None before it begins."""
+        return self._text
+
+    def close(self) -> None:
+        self._prompt.close()
+
+
+def _check_piece(piece: Piece) -> None:
+    if piece.change:
+        raise InvalidOption("a segment that was noted stands: send others behind it")
