@@ -228,8 +228,8 @@ def row_mask(rows: Rows, window: int = 0, past: int | None = None) -> BoolArray:
         cached = np.full(len(rows), past) if rows.cached is None else rows.cached
         if cached.ndim == 2:
             mask = np.zeros((len(rows), past + len(rows)), dtype=np.bool_)
-            for row, own in enumerate(mask):
-                own[keys_seen(rows, row, past)[-window:]] = True
+            for row in range(len(rows)):
+                mask[row, keys_seen(rows, row, past)[-window:]] = True
             return mask
         mask = np.concatenate([np.arange(past) < cached[:, None], rows.sees], axis=1)
         if window:

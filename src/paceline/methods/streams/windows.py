@@ -64,8 +64,7 @@ class Convolution:
 
     def multiply_adds(self, rows: int, bins: int) -> int:
         """Count them for so many rows that are made, of so many bins that are read."""
-        wide = self.weights.shape[1]
-        return rows * (bins + 2 * self.bin_padding - wide + 1) * self.weights.size
+        return rows * _bins(self, bins) * int(self.weights.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,8 @@ def multiply_adds_of_hop(layers: Layers, hop: int, bins: int) -> float:
 def _bins(layer: Convolution | Pool, bins: int) -> int:
     if isinstance(layer, Pool):
         return bins // layer.bins
-    return bins + 2 * layer.bin_padding - layer.weights.shape[1] + 1
+    wide: int = layer.weights.shape[1]
+    return bins + 2 * layer.bin_padding - wide + 1
 
 
 class WindowStream(Described):
