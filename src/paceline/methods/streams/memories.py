@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -198,7 +198,7 @@ class StarMemory(Described):
         if not self.seen:
             raise InvalidOption("nothing was seen: add a frame first")
         width = self._newest[0].shape[1]
-        parts = [self._abstract, self.centroids.reshape(-1, width)]
+        parts: list[npt.NDArray[Any]] = [self._abstract, self.centroids.reshape(-1, width)]
         parts += [*self.retrieved(), *self._newest]
         return np.concatenate([each.astype(np.float32) for each in parts])
 
