@@ -100,9 +100,8 @@ class NoteTaker(Described):
 
     def said(self) -> Any:
         """Return the tokens of the answer so far, None before the first."""
-        if self.done or (self._answer and self._answer.tokens):
-            return self._answer.tokens
-        return None
+        answer = self._answer
+        return answer.tokens if answer and (answer.ended or answer.tokens) else None
 
     @property
     def done(self) -> bool:
