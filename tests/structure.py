@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 77_538,
+    "lines": 77_798,
     "lines of methods": 12_271,
     "modules": 474,
     "docstrings": 0.14,
@@ -175,6 +175,7 @@ SHARED = {"core", "models", "engine"}
 """Folders whose public words serve more than one user."""
 
 ONE_USER = {
+    "core.target.HearsOn": "what runtimes of sounds that grow can do",
     "core.target.Slides": "what runtimes of endless texts can do",
     "core.tree.follow": "a walk of a tree, beside the others",
     "core.tree.validate": "what a tree is, for the tests of all that makes one",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.audio import mel
-from paceline.audio.mel import HOP, RATE, WINDOW, log_mel
+from paceline.audio.mel import HOP, RATE, WINDOW, MelStream, log_mel
 from paceline.errors import InvalidOption
 
 
@@ -93,3 +93,40 @@ def test_odd_samples_are_refused() -> None:
     samples[7] = np.nan
     with pytest.raises(InvalidOption, match="not finite"):
         log_mel(samples)
+
+
+@pytest.mark.parametrize("piece", [1, 333, 1000, 10_000])
+@pytest.mark.parametrize("count", [1, 50, 201, 320, 4999, 9_677])
+def test_a_stream_has_the_same_frames_in_whichever_pieces(count: int, piece: int) -> None:
+    samples = sound(count)
+    samples[count // 2 :] *= 1.5
+    found, whole = [], MelStream(30)
+    stream = MelStream(30)
+    for begin in range(0, count, piece):
+        found.append(stream.push(samples[begin : begin + piece]))
+        assert len(found[-1]) % 30 == 0
+    found.append(stream.end())
+    wanted = [whole.push(samples), whole.end()]
+    assert np.array_equal(np.concatenate(found), np.concatenate(wanted))
+    assert len(stream.end()) == 0
+
+
+def test_a_stream_of_one_chunk_is_the_whole_sound() -> None:
+    samples = sound(9_677)
+    stream = MelStream(10**6)
+    assert stream.push(samples).shape == (0, 80)
+    whole = np.pad(samples, (0, -len(samples) % (2 * HOP)))
+    assert np.array_equal(stream.end(), log_mel(whole))
+
+
+def test_a_stream_knows_nothing_louder_that_comes_later() -> None:
+    quiet, loud = sound(RATE, loud=40), sound(RATE)
+    first, second = (MelStream(10).push(np.concatenate([quiet, each])) for each in (quiet, loud))
+    assert np.array_equal(first[:90], second[:90])
+    usual = log_mel(np.concatenate([quiet, loud]))
+    assert not np.array_equal(usual[:90], first[:90])
+
+
+def test_a_stream_refuses_samples_that_are_not_finite() -> None:
+    with pytest.raises(InvalidOption, match="not finite"):
+        MelStream(10).push(np.full(10, np.nan, np.float32))

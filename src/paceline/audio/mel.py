@@ -27,6 +27,7 @@ WINDOW = 30 * RATE
 _SIZE = 400  # samples that a frame sees
 _HALF = _SIZE // 2
 _BINS = _HALF + 1
+_BELOW = 8  # powers of ten, from the loudest
 
 # Samples are multiples of 2^-23, as files of 24 bits have them, and tables of 2^-21 and what is
 # left of 2^-42: a product of both, summed over two folded halves, has at most 53 bits.
@@ -53,19 +54,79 @@ def log_mel(samples: LogitArray, mels: int = 80) -> LogitArray:
         raise InvalidOption(
             f"sound of {samples.size} samples is shorter than a frame: give at least {_HALF + 1}"
         )
+    logs = _logs(_reflected(_cut_samples(samples), True, True), mels)[: len(samples) // HOP]
+    return _scaled(np.maximum(logs, logs.max(initial=-np.inf) - _BELOW))
+
+
+class MelStream:
+    """Frames of a sound that comes in pieces, the same ones in whichever pieces.
+
+    Those of a chunk are clipped by the loudest of it and of the chunks before: later sound changes
+    none. The last one reads a quarter of a hop beyond its chunk.
+    """
+
+    def __init__(self, chunk: int, mels: int = 80) -> None:
+        """Begin; `chunk` is in frames."""
+        self._chunk, self._mels, self._loudest = chunk, mels, -np.inf
+        self._sound: _Floats = np.zeros(0)  # from the first sample of the next frame on
+        self._begun = False
+
+    def push(self, samples: LogitArray) -> LogitArray:
+        """Add float32 samples at `RATE`; return `[n, mels]`, frames of the chunks that are whole.
+
+        InvalidOption: some are not finite.
+        """
+        return self._frames(_cut_samples(samples), False)
+
+    def end(self) -> LogitArray:
+        """Return the frames that are left, an even number: silence fills up the last row."""
+        known = len(self._sound) - _HALF * self._begun
+        return self._frames(np.zeros(max(0, -known % (2 * HOP))), True)
+
+    def _frames(self, more: _Floats, last: bool) -> LogitArray:
+        sound = np.concatenate([self._sound, more])
+        if not self._begun and len(sound) > _HALF:
+            sound, self._begun = _reflected(sound, True, False), True
+        known = len(sound) - _HALF * self._begun  # samples whose frames are not told
+        count = max(0, (len(sound) - _SIZE) // HOP + 1) // self._chunk * self._chunk
+        self._sound, out = sound[count * HOP :], []
+        if last and known:
+            count, self._sound = known // HOP, sound[:0]
+            sound = _reflected(sound, False, True)
+        logs = _logs(sound, self._mels)[:count] if count else np.zeros((0, self._mels))
+        for begin in range(0, count, self._chunk):
+            part = logs[begin : begin + self._chunk]
+            self._loudest = max(self._loudest, part.max())
+            out.append(np.maximum(part, self._loudest - _BELOW))
+        return _scaled(np.concatenate([logs[:0], *out]))
+
+
+def _cut_samples(samples: LogitArray) -> _Floats:
     if not np.isfinite(samples).all():
         raise InvalidOption("sound has samples that are not finite: convert the file again")
     grid = np.float64(2**_SAMPLE_BITS)
-    sound = np.rint(np.clip(samples, -1, 1) * grid) / grid
-    sound = np.concatenate([sound[_HALF:0:-1], sound, sound[-2 : -_HALF - 2 : -1]])
-    frames = np.lib.stride_tricks.sliding_window_view(sound, _SIZE)[::HOP][: len(samples) // HOP]
+    out: _Floats = np.rint(np.clip(samples, -1, 1) * grid) / grid
+    return out
+
+
+def _reflected(sound: _Floats, begin: bool, end: bool) -> _Floats:
+    before = sound[_HALF:0:-1] if begin else sound[:0]
+    behind = sound[-2 : -_HALF - 2 : -1] if end else sound[:0]
+    return np.concatenate([before, sound, behind])
+
+
+def _logs(sound: _Floats, mels: int) -> _Floats:
+    # Of each frame: all from the first sample on that are whole.
+    frames = np.lib.stride_tricks.sliding_window_view(sound, _SIZE)[::HOP]
     power = _power(frames)
     banks, first = _banks(mels)
     total = np.zeros((len(frames), mels))
     for tap, weights in enumerate(banks.T):
         total += power[:, np.minimum(first + tap, _BINS - 1)] * weights
-    logs = _log10(np.maximum(total, 1e-10))
-    logs = np.maximum(logs, logs.max(initial=-np.inf) - 8)
+    return _log10(np.maximum(total, 1e-10))
+
+
+def _scaled(logs: _Floats) -> LogitArray:
     out: LogitArray = ((logs + 4) / 4).astype(np.float32)
     return out
 

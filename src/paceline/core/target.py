@@ -418,6 +418,40 @@ class Listens(Protocol):
         ...
 
 
+class Heard(Protocol):
+    """A sound that grows.
+
+    Attributes:
+        memory: of all rows so far, which grows; `Target.fork` keeps what it is now.
+    """
+
+    memory: Any
+
+
+@runtime_checkable
+class HearsOn(Protocol):
+    """A target whose encoder hears a sound in parts, and makes the rows of a part once."""
+
+    def hear(self, frames: LogitArray, sees: IntArray, heard: Heard | None = None) -> Heard:
+        """Encode the next frames of a sound, or the first ones, and return it.
+
+        Rows have the same bits in whichever parts their frames come, if `sees` says the same.
+
+        Args:
+            frames: float32 `[n, mels]`, log-mel frames, two to a row.
+            sees: int64 `[n / 2]`, how many rows each row sees, from the sound's first; at least
+                itself, and none of a later part.
+            heard: the sound so far; None for a new one. `let_go` frees it.
+
+        Errors are those of `Listens.encode`, which is one part of rows that all see one another.
+        """
+        ...
+
+    def let_go(self, heard: Any) -> None:
+        """Free a sound; texts that look at it, or at forks of its memory, go on."""
+        ...
+
+
 def open_for_figures(target: Target) -> Any:
     """Open an empty cache of a text that nobody reads: of silence, if the model hears."""
     if not isinstance(target, Listens) or not target.mels:

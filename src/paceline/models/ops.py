@@ -313,7 +313,8 @@ class Ops(Protocol):
     def neighbours(self, x: Rows, stride: int = 1) -> Rows:
         """Return of every `stride`-th row the one before, itself and the one behind, side by side.
 
-        Rows beyond both ends are zeros. A matrix over them is a convolution of three taps.
+        Rows beyond both ends, or that do not count as heard yet, are zeros. A matrix over them is a
+        convolution of three taps.
         """
         ...
 

@@ -130,7 +130,7 @@ class Family:
     stacked: bool = False
     halves: tuple[Step, Step] | None = None
     reading: Callable[[Ops, ModelConfig, Rows], tuple[Step, Step]] | None = None
-    encoder: Callable[[Ops, ModelConfig, Encoder, Rows], None] | None = None
+    encoder: Callable[[Ops, ModelConfig, Encoder, Rows, bool], None] | None = None
 
 
 def heads_of(config: ModelConfig, index: int) -> Heads:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.core.types import LogitArray
+import numpy as np
+
+from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption, ModelError
 from paceline.models.config import ELSEWHERE, Encoder, ModelConfig
 from paceline.models.families.base import Family, LayerNames, add_attention, heads_of
@@ -60,15 +62,19 @@ def _from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_frames(config: ModelConfig, frames: LogitArray) -> Encoder:
-    """Return the encoder for frames `[n, mels]`; raise InvalidOption if it does not read them."""
+def check_frames(config: ModelConfig, frames: LogitArray, past: int = 0) -> Encoder:
+    """Return the encoder for frames `[n, mels]` behind `past` rows.
+
+    InvalidOption: it does not read them.
+    """
     shape = config.encoder
     if shape is None:
         raise InvalidOption(f"family {config.family} hears nothing: choose a Whisper")
-    count, width = frames.shape
-    if count % 2 or not 0 < count <= 2 * shape.rows or width != shape.mels:
+    (count, width), most = frames.shape, 2 * (shape.rows - past)
+    if count % 2 or not 0 < count <= most or width != shape.mels:
+        behind = f" behind {2 * past}" if past else ""
         raise InvalidOption(
-            f"the encoder reads an even number of frames up to {2 * shape.rows}, of {shape.mels} "
+            f"the encoder reads an even number of frames up to {most}{behind}, of {shape.mels} "
             f"mels, not {count} of {width}: cut the sound into windows"
         )
     return shape
@@ -79,14 +85,44 @@ def needs_sound(family: str) -> InvalidOption:
     return InvalidOption(f"family {family} writes down sound: use `paceline transcribe`")
 
 
-def encoder(ops: Ops, config: ModelConfig, shape: Encoder, frames: Rows) -> None:
-    """Write a memory of log-mel `frames`; its rows all see one another."""
+def check_sight(sees: IntArray, past: int) -> None:
+    """Raise InvalidOption unless rows behind `past` others see at least up to themselves."""
+    own = past + np.arange(len(sees))
+    if ((sees <= own) | (sees > past + len(sees))).any():
+        raise InvalidOption(
+            "rows of a sound see themselves, those before, and none that come later"
+        )
+
+
+def neighbours_of(sees: IntArray, past: int) -> dict[int, IntArray]:
+    """Return by stride `[n, 3]`, the rows that each row of a convolution reads; -1 for zeros.
+
+    `sees` is that of `HearsOn.hear`: no frame of a later row is read. Behind `past` rows the two
+    frames of the last of them come again, in front.
+    """
+    lead = 2 if past else 0
+    ends = np.concatenate([np.full(lead, lead), lead + 2 * (sees - past).repeat(2)])
+    taps = np.arange(-1, 2)
+    frames = np.arange(len(ends))[:, None] + taps
+    rows = lead + 2 * np.arange(len(sees))[:, None] + taps
+    return {1: np.where(frames < ends[:, None], frames, -1), 2: rows}
+
+
+def encoder(
+    ops: Ops, config: ModelConfig, shape: Encoder, frames: Rows, kept: bool = False
+) -> None:
+    """Write a memory of log-mel `frames`; rows see what the backend says.
+
+    Keys of a layer are forgotten with the next, or `kept` for rows that come later.
+    """
     x = _activated(ops, ops.neighbours(frames), "encoder.conv1")
     x = _activated(ops, ops.neighbours(x, 2), "encoder.conv2")
     x = ops.placed(x, "encoder.positions")
     for index in range(shape.layers):
         names = LayerNames.of(index, "encoder.")
-        x = _add_feed_forward(ops, names, add_attention(ops, config, names, x))
+        qkv = ops.linear(x, names.qkv, norm=names.norm)
+        mixed = ops.attend(index if kept else 0, qkv, heads_of(config, 0))
+        x = _add_feed_forward(ops, names, ops.linear(mixed, [names.o], residual=x))
     x = ops.norm(x, "encoder.norm")
     for index in range(config.layers):
         kv = ops.linear(x, [f"layers.{index}.look_{each}" for each in "kv"])

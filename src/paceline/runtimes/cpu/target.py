@@ -26,10 +26,10 @@ from paceline.core.target import (
     have_inputs,
     sink_rows,
 )
-from paceline.core.types import CanvasTraits, LogitArray
+from paceline.core.types import CanvasTraits, IntArray, LogitArray
 from paceline.errors import InvalidOption, ModelError, OutOfMemory, RuntimeUnavailable
 from paceline.models.config import ModelConfig, features_with
-from paceline.models.families.whisper import check_frames, needs_sound
+from paceline.models.families.whisper import check_frames, check_sight, needs_sound
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
 from paceline.native.library import KvDtype, library
@@ -37,7 +37,7 @@ from paceline.native.packed import LANES, Packed
 from paceline.networks.mask_rows import MaskRows
 from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
-from paceline.runtimes.cpu.encoder import MemoryWriter
+from paceline.runtimes.cpu.encoder import CpuSound, MemoryWriter
 from paceline.runtimes.cpu.forward import Counted, Forward, ForwardBatch
 from paceline.runtimes.cpu.mask_rows import PackedMaskRows
 from paceline.runtimes.cpu.matrices import Matrices, check_precision
@@ -184,6 +184,7 @@ class CpuTarget(Runtime):
                 "smaller kv_tokens or a coarser kv_precision"
             ) from error
         self._writer: MemoryWriter | None = None
+        self._grower: MemoryWriter | None = None  # once a sound comes in parts
         if config.encoder is not None:
             parts = config, config.encoder, self.matrices, self._packed
             try:
@@ -299,6 +300,29 @@ class CpuTarget(Runtime):
         check_frames(self.config, frames)
         assert self._writer is not None
         return self._writer.write(frames, self.threads)
+
+    def hear(self, frames: LogitArray, sees: IntArray, heard: CpuSound | None = None) -> CpuSound:
+        past = 0 if heard is None else heard.memory.length
+        shape = check_frames(self.config, frames, past)
+        check_sight(sees, past)
+        if self._grower is None:
+            assert self._writer is not None
+            parts = self.config, shape, self.matrices, self._packed, self._pool.dtype.type
+            try:
+                self._grower = MemoryWriter(*parts, beside=self._writer)
+            except MemoryError as error:
+                raise OutOfMemory(_NO_ROOM) from error
+        sound = self._grower.begin() if heard is None else heard
+        try:
+            self._grower.go_on(sound, frames, sees, self.threads)
+        except OutOfMemory:
+            if heard is None:
+                sound.release()
+            raise
+        return sound
+
+    def let_go(self, heard: CpuSound) -> None:
+        heard.release()
 
     def open_to_go_back(self, tokens: int) -> PagedCache:
         states = self._pool.states

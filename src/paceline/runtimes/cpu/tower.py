@@ -14,7 +14,7 @@ from paceline.native.blocks import GROUP
 from paceline.native.library import CHeads
 from paceline.native.packed import Packed
 from paceline.native.program import Program
-from paceline.runtimes.cpu.encoder import full_rows
+from paceline.runtimes.cpu.encoder import run_rows
 from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.cpu.ops import SQUARES, CpuOps
 from paceline.runtimes.kv_cache import BLOCK, BlockPool
@@ -58,7 +58,7 @@ class CpuTower:
         at = np.arange(tower.rows)
         inputs = {
             _PATCHES: np.ascontiguousarray(patches, np.float32).reshape(-1).view(np.int32),
-            "rows": full_rows(at, at),
+            "rows": run_rows(at, at, len(at)),
             "tables": np.arange(-(-tower.rows // BLOCK), dtype=np.int32),
             "singles": [],
         }

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
-from paceline.core.types import LogitArray
+from paceline.core.types import IntArray, LogitArray
 from paceline.models.families.base import heads_of
 from paceline.models.ops import KV, Sight
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
@@ -64,6 +64,7 @@ class NetworkRows:
         """
         self.cache, self.lent, self.context = cache, lent, cache.length + rows
         self.memory: ReferenceCache | None = None  # of sounds, which networks do not hear
+        self.neighbours: Mapping[int, IntArray] = {}
         self._above, self._end = above, self.context + drafted - len(above)
         self._paths: defaultdict[int | KV, list[int]] = defaultdict(lambda: [*above])
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -107,13 +108,14 @@ class Seen(NamedTuple):
 class SeenRows(Protocol):
     """What the rows of one sequence see; `context` are committed, `lent` is the target's cache.
 
-    `memory` is what an encoder wrote, or is to write.
+    `memory` is what an encoder wrote, or is to write, of `neighbours` by stride.
     """
 
     cache: ReferenceCache
     context: int
     lent: ReferenceCache | None
     memory: ReferenceCache | None
+    neighbours: Mapping[int, IntArray]
 
     def see(self, kv: int | KV, rows: int, sees: Sight) -> Seen: ...
 
@@ -121,8 +123,14 @@ class SeenRows(Protocol):
 class AskedRows:
     """Rows of a model, as they are asked for."""
 
-    def __init__(self, asked: target.Rows, memory: ReferenceCache | None = None) -> None:
+    def __init__(
+        self,
+        asked: target.Rows,
+        memory: ReferenceCache | None = None,
+        neighbours: Mapping[int, IntArray] = MappingProxyType({}),
+    ) -> None:
         """`memory` is to be written; None if rows read that of their sequence."""
+        self.neighbours = neighbours
         self.cache: ReferenceCache = asked.cache
         self.context = stored(self.cache)
         self.memory = memory or self.cache.memory
@@ -226,8 +234,8 @@ class ReferenceOps:
         return x + self._formats.table_rows(table, positions)
 
     def neighbours(self, x: Rows, stride: int = 1) -> Rows:
-        padded = np.pad(x, ((1, 1), (0, 0)))
-        return np.concatenate([padded[tap : tap + len(x) : stride] for tap in range(3)], axis=1)
+        padded, read = np.pad(x, ((0, 1), (0, 0))), self._sights.neighbours[stride]
+        return padded[read].reshape(len(read), -1)
 
     def squares(self, x: Rows, grid: int, side: int) -> Rows:
         return np.concatenate([x[rows] for rows in square_rows(len(x), grid, side)], axis=1)
@@ -329,7 +337,7 @@ class ReferenceOps:
     def store(self, layer: int, kv: Rows, heads: Heads) -> None:
         assert self._sights.memory is not None
         keys, values = np.split(kv.reshape(len(kv), -1, heads.width), [heads.kv_heads], axis=1)
-        self._sights.memory.store(layer, 0, keys, values)
+        self._sights.memory.store(layer, self._sights.memory.length, keys, values)
 
     def convolve(self, layer: int, x: Rows, name: str, *, activated: bool = True) -> Rows:
         weights = self._formats.required(name).reshape(x.shape[1], -1)

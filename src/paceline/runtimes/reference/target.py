@@ -6,7 +6,7 @@ Slow, and without the native kernels, whose logits these are to the last bit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -28,12 +28,12 @@ from paceline.core.target import (
     sink_rows,
     stored,
 )
-from paceline.core.types import LogitArray
+from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
 from paceline.models import families
 from paceline.models.config import ModelConfig, features_with
 from paceline.models.families import base
-from paceline.models.families.whisper import check_frames, needs_sound
+from paceline.models.families.whisper import check_frames, check_sight, needs_sound, neighbours_of
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
 from paceline.native.blocks import GROUP
@@ -45,6 +45,15 @@ from paceline.runtimes.reference.networks import ReferenceRunner
 from paceline.runtimes.reference.ops import AskedRows, ReferenceCache, ReferenceOps
 
 _CHUNK = 128  # tokens per prefill pass: bounds memory
+
+
+@dataclass(slots=True)
+class ReferenceSound:
+    """A sound that grows: keys of the encoder's layers, what it has written, its last frames."""
+
+    keys: ReferenceCache
+    memory: ReferenceCache
+    tail: LogitArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
 
 class ReferenceTarget(Runtime):
@@ -115,19 +124,34 @@ class ReferenceTarget(Runtime):
         return cache
 
     def encode(self, frames: LogitArray) -> ReferenceCache:
-        shape = check_frames(self.config, frames)
-        rows = len(frames) // 2
-        ids, all_rows = np.zeros(rows, np.int64), np.ones((rows, rows), np.bool_)
-        asked = Rows.block(self._empty(1), ids, np.arange(rows), all_rows)
-        memory = self._empty(self.config.layers)
-        sights = AskedRows(asked, memory)
+        return self.hear(frames, np.full(len(frames) // 2, len(frames) // 2)).memory
+
+    def hear(
+        self, frames: LogitArray, sees: IntArray, heard: ReferenceSound | None = None
+    ) -> ReferenceSound:
+        past, rows = 0 if heard is None else heard.memory.length, len(frames) // 2
+        shape = check_frames(self.config, frames, past)
+        check_sight(sees, past)
+        if heard is None:
+            heard = ReferenceSound(self._empty(shape.layers), self._empty(self.config.layers))
+        else:
+            frames = np.concatenate([heard.tail, frames])
+        visible = past + np.arange(rows) < sees[:, None]
+        asked = Rows.block(heard.keys, np.zeros(rows, np.int64), past + np.arange(rows), visible)
+        sights = AskedRows(asked, heard.memory, neighbours_of(sees, past))
         ops = ReferenceOps(self._formats, self._matrix, self.config.norm_eps, sights)
         encoder = families.family_of(self.config).encoder
         assert encoder is not None
         with np.errstate(all="ignore"):
-            encoder(ops, self.config, shape, np.pad(frames, ((0, 0), (0, -shape.mels % GROUP))))
-        memory.length = rows
-        return memory
+            wide = np.pad(frames, ((0, 0), (0, -shape.mels % GROUP)))
+            encoder(ops, self.config, shape, wide, True)
+        heard.memory.length = heard.keys.length = past + rows
+        heard.tail = frames[-2:].copy()
+        return heard
+
+    def let_go(self, heard: ReferenceSound) -> None:
+        for each in (heard.keys, heard.memory):
+            self.release(each)
 
     def _empty(self, layers: int) -> ReferenceCache:
         kv_heads, width = self.config.widest
