@@ -417,6 +417,13 @@ class Listens(Protocol):
         """Open an empty cache of a text that looks at it, after `release` of the memory too."""
         ...
 
+    def heard(self, cache: Any, layer: int, every: int = 1) -> LogitArray:
+        """Return keys and values that a text looks at in a layer, of every so many rows: a copy.
+
+        float32 `[rows, 2, kv_heads, head_dim]`; layer -1 is the last.
+        """
+        ...
+
 
 class Heard(Protocol):
     """A sound that grows.

@@ -35,6 +35,8 @@ METHODS: Index = {
         "longspec": "paceline.methods.networks.longspec:LongSpecDrafter",
         "hidden-transfer": "paceline.methods.layers.hidden_transfer:HiddenTransferDrafter",
         "ppd": "paceline.methods.ppd.drafter:PPD",
+        "gad": "paceline.methods.gad.block:GadDrafter",
+        "gad-ctc": "paceline.methods.gad.ctc:GadCTCDrafter",
         "cascade": "paceline.methods.cascade:Cascade",
         "deer": "paceline.methods.denoised:Deer",
         "diffuspec": "paceline.methods.denoised:DiffuSpec",

@@ -207,6 +207,13 @@ class ModelConfig:
                 "shape: choose one that reads none"
             )
 
+    def refuse_to_look(self, network: str) -> None:
+        """Raise InvalidOption if texts of this model are of no sound."""
+        if self.encoder is None:
+            raise InvalidOption(
+                f"network '{network}' looks at a sound, and this model hears none: choose a Whisper"
+            )
+
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """Layers that store keys and values, in the order of a cache."""

@@ -80,6 +80,8 @@ class Network(ABC):
     farthest: int = 0
     # Cross-attention to the KV cache of the target's last layer.
     reads_target: bool = False
+    # Cross-attention to what the target's text looks at, the memory of a sound.
+    looks: bool = False
 
     def __init__(self, config: ModelConfig, *, steps: int = 4, width: int = 1) -> None:
         """Set the shape of its layers, the most steps of one draft and the tokens per step.

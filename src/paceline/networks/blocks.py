@@ -130,8 +130,8 @@ def stack(ops: Ops, config: ModelConfig, names: Sequence[LayerNames], x: Rows, s
     return x
 
 
-def slot_shapes(config: ModelConfig, slots: int, ffn_size: int) -> Shapes:
-    """Return the parameters of `slots_behind`, and of the norm before the LM head."""
+def opened_shapes(config: ModelConfig, slots: int, ffn_size: int) -> Shapes:
+    """Return the parameters of `opened_slots`."""
     width = config.hidden_size
     return {
         "scale": (4 * width,),
@@ -140,18 +140,29 @@ def slot_shapes(config: ModelConfig, slots: int, ffn_size: int) -> Shapes:
         "embed_norm": (width,),
         **layer_shapes("prefix", config, 2 * width, ffn_size),
         "slots": (slots, width),
-        "slots_norm": (width,),
-        **layer_shapes("block", config, width, ffn_size),
-        "norm": (width,),
+    }
+
+
+def opened_slots(ops: Ops, config: ModelConfig, features: Rows, tokens: Rows) -> Rows:
+    """Encode the context and return the slots after each row of it, `[..., slots, width]`."""
+    fused = ops.linear(features * ops.weight("scale"), ["fuse"])
+    embedded = ops.norm(ops.embed(tokens), "embed_norm")
+    read = ops.concat([embedded, ops.norm(fused, "fuse_norm")])
+    prefix = layer_names("prefix")
+    return decoder_layer(ops, config, prefix, fused, "last", read=read) + ops.weight("slots")
+
+
+def slot_shapes(config: ModelConfig, slots: int, ffn_size: int) -> Shapes:
+    """Return the parameters of `slots_behind`, and of the norm before the LM head."""
+    return {
+        **opened_shapes(config, slots, ffn_size),
+        "slots_norm": (config.hidden_size,),
+        **layer_shapes("block", config, config.hidden_size, ffn_size),
+        "norm": (config.hidden_size,),
     }
 
 
 def slots_behind(ops: Ops, config: ModelConfig, features: Rows, tokens: Rows, sees: Sight) -> Rows:
     """Encode the context and decode the slots after each context row, `[..., slots, width]`."""
-    fused = ops.linear(features * ops.weight("scale"), ["fuse"])
-    embedded = ops.norm(ops.embed(tokens), "embed_norm")
-    read = ops.concat([embedded, ops.norm(fused, "fuse_norm")])
-    x = decoder_layer(ops, config, layer_names("prefix"), fused, "last", read=read) + ops.weight(
-        "slots"
-    )
+    x = opened_slots(ops, config, features, tokens)
     return decoder_layer(ops, config, layer_names("block", "slots_norm"), x, sees)

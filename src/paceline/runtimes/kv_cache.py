@@ -330,6 +330,14 @@ class PagedCache:
         """Tokens that are there, at ascending places."""
         return self.length - self.gone
 
+    def read(self, layer: int, every: int = 1) -> npt.NDArray[np.float32]:
+        """Copy keys and values of every so many tokens, `[tokens, 2, kv_heads, head_dim]`."""
+        keys, values = self.pool.layer(layer)[:, self.blocks]
+        shape = len(self.blocks) * BLOCK, keys.shape[1], -1
+        keys = keys.reshape(*keys.shape[:2], -1, BLOCK).transpose(0, 3, 1, 2).reshape(shape)
+        values = values.reshape(*values.shape[:2], BLOCK, -1).swapaxes(1, 2).reshape(shape)
+        return np.stack([keys, values], axis=1)[: self.rows : every].astype(np.float32)
+
     def share(self, tokens: Sequence[int]) -> None:
         """Extend an empty or shared cache by the known full blocks of a prefix of `tokens`.
 

@@ -45,6 +45,12 @@ def collapse(slots: Sequence[int], blank: int) -> list[int]:
     return [i for i, token in enumerate(slots) if token != blank and token != before[i]]
 
 
+def with_blank(ops: Ops, state: Rows) -> Rows:
+    """Return the logits of a state by the LM head, and that of the blank behind them."""
+    head = ops.head(state, norm="norm")
+    return ops.concat([head, ops.linear(state, ["blank"], norm="norm")])
+
+
 class CTC(Network):
     """Draft up to `width` tokens in one pass over the slots."""
 
@@ -72,8 +78,7 @@ class CTC(Network):
         return slots_behind(ops, self.config, features, tokens, "slots")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        head = ops.head(state, norm="norm")
-        return ops.concat([head, ops.linear(state, ["blank"], norm="norm")])
+        return with_blank(ops, state)
 
     def own_loss(self, logits: Any, batch: Any, places: Any, prompt_weight: float) -> Any:
         return ctc_loss(logits, batch, places, self.tokens, prompt_weight)

@@ -523,8 +523,8 @@ class CpuOps(Recorder):
         return out
 
     def _look(self, looks: bool) -> None:
-        # Rows of the next attention see their memory, or their text.
-        if looks != self._looks:
+        # Rows of the next attention see their memory, or their text. Those of a network have sights.
+        if looks != self._looks and self._sights is None:
             self._looks = looks
             self.program.paths(rows_of(0), MEMORY if looks else "")
 
@@ -664,7 +664,7 @@ class Sights:
 
     def see(self, program: Program, kv: int | KV, slots: int, sees: Sight) -> None:
         """Record what the rows of the next attention see."""
-        lent, target = isinstance(kv, KV), isinstance(kv, KV) and kv.target
+        lent, target = isinstance(kv, KV), isinstance(kv, KV) and (kv.target or kv.memory)
         first, upto = -slots, ITSELF
         if sees in ("draft", "block"):
             first, upto = self.drafted[kv], BLOCK if sees == "block" else ITSELF

@@ -235,8 +235,13 @@ class CpuTarget(Runtime):
 
     def run_network(self, trained: Trained) -> Runner:
         """Return a warm runner of a drafter network, in fp32 if the target is, else int8."""
+        lent = self._pool
         if trained.network.reads_target:
             self.config.refuse_to_lend(trained.network.name, trained.network.config)
+        if trained.network.looks:
+            self.config.refuse_to_look(trained.network.name)
+            assert self._writer is not None
+            lent = self._writer.pool
         runner = CpuRunner(
             trained,
             self.matrices,
@@ -244,7 +249,7 @@ class CpuTarget(Runtime):
             precision=self.capabilities.precision,
             max_context=self.capabilities.max_context,
             kv_tokens=self._kv_tokens,
-            lent=self._pool,
+            lent=lent,
         )
         runner.warm_up()
         return runner
@@ -292,6 +297,10 @@ class CpuTarget(Runtime):
 
     def open_to(self, memory: PagedCache) -> PagedCache:
         return PagedCache(self._pool, memory=memory.fork())
+
+    def heard(self, cache: PagedCache, layer: int, every: int = 1) -> LogitArray:
+        assert cache.memory is not None
+        return cache.memory.read(layer, every)
 
     def encode(self, frames: LogitArray) -> PagedCache:
         return next(each for each in self.encoding(frames) if each is not None)

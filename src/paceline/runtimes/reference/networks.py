@@ -63,7 +63,7 @@ class NetworkRows:
         Drafts see the context and the rows at places `above`, and are stored behind `drafted` rows.
         """
         self.cache, self.lent, self.context = cache, lent, cache.length + rows
-        self.memory: ReferenceCache | None = None  # of sounds, which networks do not hear
+        self.memory = None if lent is None else lent.memory  # of the sound that it writes down
         self.neighbours: Mapping[int, IntArray] = {}
         self._above, self._end = above, self.context + drafted - len(above)
         self._paths: defaultdict[int | KV, list[int]] = defaultdict(lambda: [*above])
@@ -80,8 +80,10 @@ class NetworkRows:
 
     def see(self, kv: int | KV, rows: int, sees: Sight) -> Seen:
         if sees == "root":
-            assert self.lent is not None
-            known = self.lent.length
+            looks = isinstance(kv, KV) and kv.memory
+            read = self.memory if looks else self.lent
+            assert read is not None
+            known = read.length
             return Seen(np.full(rows, known), known, np.ones((rows, known), np.bool_))
         path, drafts = self._paths[kv], sees in ("draft", "block")
         begin = self._end + len(path) if drafts else self.context - rows

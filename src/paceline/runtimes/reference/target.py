@@ -97,6 +97,8 @@ class ReferenceTarget(Runtime):
 
     def run_network(self, trained: Trained) -> ReferenceRunner:
         """Return a runner of a drafter network, in fp32 if the target is, else int8."""
+        if trained.network.looks:
+            self.config.refuse_to_look(trained.network.name)
         return ReferenceRunner(trained, self._formats, self.capabilities.precision)
 
     def read_boundaries(self, boundaries: Sequence[int]) -> list[int]:
@@ -122,6 +124,12 @@ class ReferenceTarget(Runtime):
         cache = self._empty(self.config.layers)
         cache.memory = replace(memory)
         return cache
+
+    def heard(self, cache: ReferenceCache, layer: int, every: int = 1) -> LogitArray:
+        memory = cache.memory
+        assert memory is not None
+        rows = memory.read(layer, slice(0, memory.length, every), *self.config.widest)
+        return rows.swapaxes(0, 1).astype(np.float32)
 
     def encode(self, frames: LogitArray) -> ReferenceCache:
         return self.hear(frames, np.full(len(frames) // 2, len(frames) // 2)).memory

@@ -105,6 +105,8 @@ class TorchTarget:
 
     def run_network(self, trained: Trained) -> TorchRunner:
         """Return a runner of a drafter network in the target's precision."""
+        if trained.network.looks:
+            self.config.refuse_to_look(trained.network.name)  # this runtime loads none that hears
         if trained.network.reads_target:
             self.config.refuse_to_lend(trained.network.name, trained.network.config)
         network = self._network

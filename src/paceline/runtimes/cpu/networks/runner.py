@@ -28,7 +28,7 @@ class NetworkParts(NamedTuple):
     """What the programs of a network share; positions are below `longest`.
 
     `packed` keeps what programs read, `pool` the network's keys and values; `lent` are those of
-    the target, if the network may read them.
+    the target or of its memories, if the network may read them.
     """
 
     network: Network
@@ -50,6 +50,7 @@ class NetworkParts(NamedTuple):
             shape.norm_eps,
             sights=sights,
             lent=self.lent,
+            memory=self.lent if self.network.looks else None,
             previewed=previewed,
         )
 
@@ -366,7 +367,7 @@ class CpuRunner:
         self._ids = ids
         self._silence = np.zeros(self._chains.tokens * 6, dtype=np.int32)
         self._branches: Branches | None = None
-        self._lent = lent if network.reads_target else None
+        self._lent = lent if network.reads_target or network.looks else None
 
     @property
     def depth(self) -> int:
@@ -380,6 +381,8 @@ class CpuRunner:
         if target is not None:
             target.reserve(1)
             target.length = 1
+            if self._network.looks:
+                target = PagedCache(target.pool, memory=target)
         self.draft([ContextUpdate(cache, features, [0], target)], self.depth)
         self.release(cache)
         if target is not None:
@@ -475,13 +478,15 @@ class CpuRunner:
                 cache.paged.reserve(count - again + ahead)
                 sequences += (cache.paged.length - again, count, len(tables), cache.left)
                 tables += cache.paged.blocks
-            if network.reads_target:
+            if self._lent is not None:
                 target = self._lent_by(each)
                 # A network without layers of its own keeps no count of rows.
                 own = cache.left + cache.paged.length - again + count
-                cache.seen = own if network.layers else target.length
+                cache.seen = own if network.layers and not network.looks else target.length
                 cache.lent = target.blocks[: -(-cache.seen // BLOCK)]
-                lent_sequences += (cache.seen, 0, len(lent_tables), 0)
+                # Rows of a memory have no positions.
+                behind = -cache.seen if network.looks else 0
+                lent_sequences += (cache.seen, 0, len(lent_tables), behind)
                 lent_tables += cache.lent
         inputs: dict[str, Input] = {
             "tokens": tokens,
@@ -503,6 +508,8 @@ class CpuRunner:
 
     def _lent_by(self, context_update: ContextUpdate) -> PagedCache:
         target: PagedCache | None = context_update.target
+        if target is not None and self._network.looks:
+            target = target.memory
         if target is None:
             raise RuntimeUnavailable(
                 f"network '{self._network.name}' reads keys and values of its target, and was "
