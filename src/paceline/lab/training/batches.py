@@ -135,13 +135,17 @@ def feature_source(target: Target, folder: Path | None = None) -> FeatureSource:
     return FeatureSource(target, folder)
 
 
-def hold_out(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
-    """Split into training and held-out texts, deterministically; InvalidOption if too few."""
+def hold_out(
+    texts: Sequence[Text], how: str = "with `paceline train data`"
+) -> tuple[list[Text], list[Text]]:
+    """Split into training and held-out texts, deterministically; InvalidOption if too few.
+
+    `how` to write more is for the message.
+    """
     apart = [text for i, text in enumerate(texts) if i % _HELD_OUT_EVERY == 40][:_HELD_OUT_MOST]
     if not apart:
         raise InvalidOption(
-            f"{len(texts)} texts are too few to train on: write {_HELD_OUT_EVERY} or more with "
-            "`paceline train data`"
+            f"{len(texts)} texts are too few to train on: write {_HELD_OUT_EVERY} or more {how}"
         )
     indices = {text.index for text in apart}
     return [text for text in texts if text.index not in indices], apart

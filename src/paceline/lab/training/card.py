@@ -41,8 +41,6 @@ _STYLE: Any = {  # its type is every known key, by version
     "lines.markersize": 5.5,
 }
 
-_SOURCE = "answers of the target to prompts from files, and to user turns of its own"
-
 
 def card_of(
     run: TrainingRun[Any], command: str, licence: str, held_out: Mapping[str, Any], **more: Any
@@ -186,11 +184,13 @@ class TaughtTask(TrainingTask[Chosen, Judged]):
     Attributes:
         name: of what drafts.
         taught: how the base model, whose licence holds, took part.
+        source: of its texts, in words.
         conditions: of the hits, in words.
     """
 
     name: str
     taught: ClassVar[str]
+    source: ClassVar[str] = "answers of the target to prompts from files, and to its own user turns"
     conditions: ClassVar[str]
 
     def figures(self) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def publish(
         target_digest=teacher.source.fingerprint,
         file_bytes=weights.stat().st_size,
         data={
-            "sources": [_SOURCE],
+            "sources": [task.source],
             "prompts": len(texts),
             "tokens": sum(len(text.tokens) - text.prompt_length for text in texts),
             "digest": settings["prompts"],

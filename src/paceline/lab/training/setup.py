@@ -57,9 +57,16 @@ class TrainingSetup:
         self._keep_features = keep_features
 
     def network(self, text: str) -> Network:
-        """Build a network from NAME:key=value,...; InvalidOption if it is unknown."""
+        """Build a network from NAME:key=value,...; InvalidOption if it is unknown, or hears."""
         named = parse(text, "network")
-        return build(named.name, self.source.config, named.options)
+        network = build(named.name, self.source.config, named.options)
+        usual = 4 * self.source.config.hidden_size
+        if network.looks or network.feature_width not in (0, usual):
+            raise InvalidOption(
+                f"network '{named.name}' is of a sound, and learns from no texts alone: use "
+                "`paceline train gad`"
+            )
+        return network
 
     def drafter(
         self,

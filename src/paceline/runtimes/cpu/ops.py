@@ -523,7 +523,7 @@ class CpuOps(Recorder):
         return out
 
     def _look(self, looks: bool) -> None:
-        # Rows of the next attention see their memory, or their text. Those of a network have sights.
+        # Rows of the next attention see their memory, or their text; a network has sights.
         if looks != self._looks and self._sights is None:
             self._looks = looks
             self.program.paths(rows_of(0), MEMORY if looks else "")
