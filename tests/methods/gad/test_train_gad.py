@@ -157,5 +157,5 @@ def test_it_learns_two_transcripts(name: str, kept: KeptWindows, tmp_path: Path)
 
 def test_few_windows_are_refused(tmp_path: Path) -> None:
     found = KeptWindows(tmp_path / "none", "tiny")
-    with pytest.raises(InvalidOption, match="0 texts are too few .* 41 or more by more sounds"):
+    with pytest.raises(InvalidOption, match=r"0 texts are too few .* 41 or more by more sounds"):
         task("gad", found)
