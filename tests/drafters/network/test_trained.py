@@ -53,7 +53,8 @@ DRAFTERS: dict[str, type[TrainedDrafter]] = {
     method.name: method.load()
     for method in registry.methods()
     if method.kind == "drafter" and issubclass(method.load(), TrainedDrafter)
-    if method.name not in ("mtp", *ALONE)  # tests/networks has those that files bring
+    # tests/networks has those that files bring, tests/methods/gad one that hears.
+    if method.name not in ("mtp", "gad", *ALONE)
 }
 # Networks that lead into the target's own further layers, or become a model, have tests elsewhere.
 ALONE = [name for name in names() if name not in (Imitation.name, S2D.name, HiddenTransfer.name)]

@@ -202,6 +202,8 @@ def test_models_that_hear_nothing_and_odd_options_are_refused(tmp_path: Path) ->
     options.pop("stop")
     with pytest.raises(InvalidOption, match="holds network 'gad': use --drafter gad:weights="):
         GadCTCDrafter.create(context(cpu(), model="tiny", options=options))
+    with pytest.raises(InvalidOption, match="learns by its sounds"):
+        GadDrafter.create(context(cpu(), model="tiny", options=options | {"online": "4"}))
     with pytest.raises(InvalidOption, match="was trained for another model"):
         GadDrafter.create(context(cpu(), model="other", options=options))
 

@@ -10,9 +10,11 @@ verifier `top-gap`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
+from paceline.drafters.base import DrafterContext
 from paceline.drafters.network.drafter import TrainedDrafter
+from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
 from paceline.models.families.base import add_attention, add_feed_forward, heads_of
 from paceline.models.ops import KV, Ops, Rows
@@ -65,3 +67,13 @@ class GadDrafter(TrainedDrafter):
     name: ClassVar[str] = "gad"
     requires = "a Whisper; weights for it (paceline train gad)"
     paper = "after GAD, Xia et al. 2022, arXiv:2203.16487"
+
+    @classmethod
+    def create(cls, context: DrafterContext) -> Self:
+        """Load weights as `TrainedDrafter.create`, but do not learn while serving."""
+        if "online" in context.options:
+            raise InvalidOption(
+                "drafter 'gad' learns by its sounds, which are not kept: leave out online, and use "
+                "`paceline train gad`"
+            )
+        return super().create(context)

@@ -50,6 +50,7 @@ def gad(
     use_threads(asked.threads)
     engine, source = o.load(replace(asked, drafter="none"))
     source.config.refuse_to_look(named.name)
+    require(source.config.layers >= 2, "layers of the decoder", source.config.layers, "2 or more")
     windows = KeptWindows(data, source.fingerprint)
     for count in windows.hear(files or (), engine):
         remark(f"{data}: {count} windows more")

@@ -2,8 +2,8 @@
 
 Every fourth row says a token or a blank (Graves et al. 2006). Rows are read as the keys and values
 that the decoder's last layer looks at, linear functions of them that are there in any case. What
-the head says is followed as a text that is likely to be repeated. After the CTC head of a speech
-encoder (arXiv:2603.11243), whose rule is relaxed; here the model verifies.
+the head says is followed as a text that is likely to be repeated. So is the CTC head of a speech
+LLM's encoder (Saon et al. 2026, arXiv:2603.11243), by a relaxed rule; here the model verifies.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class GadCTCDrafter(Drafter):
 
     name: ClassVar[str] = "gad-ctc"
     requires = "a Whisper; weights for it (paceline train gad)"
-    paper = "after CTC for speech models, arXiv:2603.11243"
+    paper = "after CTC drafts, Saon et al. 2026, arXiv:2603.11243"
 
     def __init__(self, target: Listens, runner: Runner) -> None:
         self._target, self._runner = target, runner
