@@ -36,7 +36,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptWindows:
     folder = tmp_path_factory.mktemp("windows")
     rng, found = np.random.default_rng(0), KeptWindows(folder, "tiny")
     for seed in (0, 1):
-        tokens = [41, 42, *rng.choice(IDS, LENGTH - 2).tolist()]
+        tokens = [41, 42, *rng.permutation(IDS)[: LENGTH - 2].tolist()]
         _write(folder / f"s-{seed}.npz", cpu(), sound(seed), tokens, 2)
     (folder / "s.done").touch()
     found.__dict__["_paths"] = found._paths * 21

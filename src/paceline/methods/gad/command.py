@@ -40,12 +40,12 @@ def gad(
     from paceline.lab.training.card import Teacher, publish
     from paceline.lab.training.setup import use_threads
     from paceline.lab.training.vocabulary import count_tokens, keep_frequent
-    from paceline.methods.gad.training import BlockTask, RowsTask
+    from paceline.methods.gad.training import BlockTask, HeardTask, RowsTask
     from paceline.methods.gad.windows import KeptWindows
     from paceline.networks.catalogue import build
 
     named = parse(network, "network")
-    tasks = {"gad": BlockTask, "gad-ctc": RowsTask}
+    tasks: dict[str, type[HeardTask]] = {"gad": BlockTask, "gad-ctc": RowsTask}
     require(named.name in tasks, "NETWORK", named.name, " or ".join(tasks))
     use_threads(asked.threads)
     engine, source = o.load(replace(asked, drafter="none"))

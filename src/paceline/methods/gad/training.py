@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.core.types import LogitArray
+from paceline.core.types import IntArray, LogitArray
 from paceline.engine.client_drafts import Follower
 from paceline.lab.training.batches import Batch, hold_out, order, padded
 from paceline.lab.training.card import Judged, TaughtTask
@@ -157,7 +157,7 @@ class BlockTask(HeardTask):
     def _drafted(
         self,
         texts: Sequence[Text],
-        anchors: np.ndarray,
+        anchors: IntArray,
         share: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> tuple[Batch, Tensor, Tensor, Tensor]:
