@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import math
 import wave
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.helpers.tiny_whisper import sound
+from tests.helpers.tiny_whisper import WhisperWeights, sound
 from tests.listening.test_windows import engine, noise
 from tests.methods.gad.heard import CONFIG, IDS, cpu, network, opened
 
 from paceline.audio.mel import RATE
+from paceline.cli import options
 from paceline.errors import InvalidOption
 from paceline.lab.training.run import TrainingRun
 from paceline.lab.training.vocabulary import DraftVocabulary
 from paceline.listening import windows as listening
 from paceline.methods.gad import training
+from paceline.methods.gad.command import gad
 from paceline.methods.gad.recipe import GadRecipe
 from paceline.methods.gad.training import BlockTask, HeardTask, RowsTask
 from paceline.methods.gad.windows import KeptWindows, _write
 from paceline.models.ops import KV
 from paceline.networks.runner import ContextUpdate
 from paceline.networks.weights import load_network
+from paceline.registry.options import Options
 
 LENGTH = 20
 
@@ -53,17 +58,22 @@ def task(name: str, kept: KeptWindows, **recipe: Any) -> HeardTask:
     return out
 
 
+def written(file: Path) -> None:
+    """A second of noise."""
+    with wave.open(str(file), "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(RATE)
+        out.writeframes((noise(1.0) * 32767).astype("<i2").tobytes())
+
+
 def test_windows_are_kept_once_and_of_one_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "_SURE", -math.inf)  # a random model repeats itself
     monkeypatch.setattr(listening, "_CIRCLES", math.inf)
     own, file = engine(), tmp_path / "a.wav"
-    with wave.open(str(file), "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
-        out.setframerate(RATE)
-        out.writeframes((noise(1.0) * 32767).astype("<i2").tobytes())
+    written(file)
     found = KeptWindows(tmp_path / "data", "m")
     [count] = found.hear([file], own)
     assert count > 0
@@ -159,3 +169,29 @@ def test_few_windows_are_refused(tmp_path: Path) -> None:
     found = KeptWindows(tmp_path / "none", "tiny")
     with pytest.raises(InvalidOption, match=r"0 texts are too few .* 41 or more by more sounds"):
         task("gad", found)
+
+
+def test_the_command_hears_trains_and_writes_a_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(listening, "_SURE", -math.inf)
+    monkeypatch.setattr(listening, "_CIRCLES", math.inf)
+    many = property(lambda self: sorted(self._folder.glob("*.npz")) * 41)
+    monkeypatch.setattr(KeptWindows, "_paths", many)
+    own, file, out = engine(), tmp_path / "a.wav", tmp_path / "mine.safetensors"
+    written(file)
+    config = own.decoder.target.config  # type: ignore[attr-defined]
+    source = SimpleNamespace(
+        config=config, fingerprint="m", name="tiny", weights=lambda: WhisperWeights(config)
+    )
+    monkeypatch.setattr(options, "load", lambda asked: (own, source))
+    sizes: Any = {"data": tmp_path / "data", "recipe": GadRecipe(steps=2), "asked": Options()}
+    gad("gad-ctc:width=8", [file], out=out, as_json=True, **sizes)
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["finished"] is True
+    assert load_network(out).metadata["model"] == "m"
+    card = json.loads(out.with_suffix(".json").read_text())
+    assert card["drafter"] == "gad-ctc"
+    assert card["data"]["sources"] == ["transcripts that the target wrote of sounds"]
+    with pytest.raises(InvalidOption, match="NETWORK must be gad or gad-ctc"):
+        gad("medusa", **sizes)
