@@ -57,9 +57,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 77_798,
-    "lines of methods": 12_271,
-    "modules": 474,
+    "lines": 77_872,
+    "lines of methods": 12_957,
+    "modules": 481,
     "docstrings": 0.14,
     "loose": 6,
 }

@@ -80,7 +80,7 @@ def test_windows_are_kept_once_and_of_one_model(
     assert list(found.hear([file], own)) == []
     texts = found.texts()
     assert len(texts) == count
-    assert texts[0].tokens[: texts[0].prompt_length].tolist() == [41, 42, 45]
+    assert texts[0].tokens[: texts[0].prompt_length].tolist() == [41]  # of an English model
     read = found.read(texts[0])
     assert len(read.features) == len(texts[0].tokens)
     assert read.looked_at.shape[:3] == (2, 1500, 2)

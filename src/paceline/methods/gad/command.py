@@ -21,7 +21,7 @@ _NETWORKS = "gad (a block of masks) or gad-ctc (a head on the encoder), with siz
 
 def gad(
     network: Annotated[str, typer.Argument(help=_NETWORKS)],
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE...]", help="Sounds.")] = None,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE...", help="Sounds.")] = None,
     *,
     data: Annotated[Path, "Folder of windows that are written down; what it has is kept."] = Path(
         "windows"
