@@ -19,12 +19,12 @@ from tests.methods.gad.heard import CONFIG, IDS, cpu, network, opened
 from paceline.audio.mel import RATE
 from paceline.cli import options
 from paceline.errors import InvalidOption
+from paceline.lab.training.recipe import DrafterRecipe
 from paceline.lab.training.run import TrainingRun
 from paceline.lab.training.vocabulary import DraftVocabulary
 from paceline.listening import windows as listening
 from paceline.methods.gad import training
 from paceline.methods.gad.command import gad
-from paceline.methods.gad.recipe import GadRecipe
 from paceline.methods.gad.training import BlockTask, HeardTask, RowsTask
 from paceline.methods.gad.windows import KeptWindows, _write
 from paceline.models.ops import KV
@@ -52,7 +52,7 @@ def task(name: str, kept: KeptWindows, **recipe: Any) -> HeardTask:
     kinds: dict[str, type[HeardTask]] = {"gad": BlockTask, "gad-ctc": RowsTask}
     embedding = cpu().matrices._weights["embed"]
     vocabulary = DraftVocabulary(IDS, CONFIG.vocab_size, 1.0)
-    chosen = GadRecipe(**{"steps": 4, "batch_tokens": 2 * LENGTH, **recipe})
+    chosen = DrafterRecipe(**{"tokens": 1000, "batch_tokens": 2 * LENGTH, **recipe})
     made: Any = kinds[name]
     out: HeardTask = made(network(name), kept, vocabulary, embedding, embedding, chosen)
     return out
@@ -81,12 +81,11 @@ def test_windows_are_kept_once_and_of_one_model(
     texts = found.texts()
     assert len(texts) == count
     assert texts[0].tokens[: texts[0].prompt_length].tolist() == [41]  # of an English model
-    read = found.read(texts[0])
-    assert len(read.features) == len(texts[0].tokens)
-    assert read.looked_at.shape[:3] == (2, 1500, 2)
-    assert read.rows.shape == (375, 2 * 64)
-    last = read.looked_at[1, ::4].reshape(375, -1)
-    assert np.array_equal(read.rows, last)
+    assert len(found.read(texts[0], "features")) == len(texts[0].tokens)
+    looked_at, rows = (found.read(texts[0], part) for part in ("looked_at", "rows"))
+    assert looked_at.shape[:3] == (2, 1500, 2)
+    assert rows.shape == (375, 2 * 64)
+    assert np.array_equal(rows, looked_at[1, ::4].reshape(375, -1))
     digest = KeptWindows(tmp_path / "data", "m").digest()
     assert digest == found.digest()
     (tmp_path / "data" / "half-00000.npz").write_bytes(b"cut")  # of a sound that was not finished
@@ -102,12 +101,12 @@ def test_what_is_trained_is_what_drafts(kept: KeptWindows, tmp_path: Path) -> No
     made = task("gad", kept)
     assert isinstance(made, BlockTask)
     text = kept.texts()[0]
-    rows, at = kept.read(text), 6
+    features, at = kept.read(text, "features"), 6
     _, _, logits, _ = made._drafted([text], np.array([[at, 3]]))
     runner = cpu().run_network(load_network(made.save(tmp_path / "w", {"model": "tiny"})))
     cache = opened(cpu(), 0)
     update = ContextUpdate(
-        runner.open(), rows.features[: at + 1], text.tokens[1 : at + 2].tolist(), cache
+        runner.open(), features[: at + 1], text.tokens[1 : at + 2].tolist(), cache
     )
     [root] = runner.start([update])
     assert np.allclose(root.logits, logits[0, 0].detach().numpy(), atol=0.05)
@@ -136,7 +135,7 @@ def test_the_second_pass_is_shown_answers_and_learns_the_others(kept: KeptWindow
 
 
 def test_the_look_is_that_of_its_layer(kept: KeptWindows) -> None:
-    looked_at = torch.from_numpy(kept.read(kept.texts()[0]).looked_at[None])
+    looked_at = torch.from_numpy(kept.read(kept.texts()[0], "looked_at")[None])
     attention = training.AtAnchors(torch.zeros(1, 1, dtype=torch.long), looked_at)
     heads = network("gad").config.heads
     queries = torch.randn(1, 1, 5, heads, CONFIG.head_dim)
@@ -155,7 +154,7 @@ def test_the_look_is_that_of_its_layer(kept: KeptWindows) -> None:
 
 @pytest.mark.parametrize("name", ["gad", "gad-ctc"])
 def test_it_learns_two_transcripts(name: str, kept: KeptWindows, tmp_path: Path) -> None:
-    made = task(name, kept, steps=60, rate=0.02)
+    made = task(name, kept, tokens=60 * 2 * LENGTH, rate=0.02)
     run = TrainingRun(made, tmp_path / "checkpoint")
     losses = [step.loss for step in run.run()]
     assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
@@ -185,13 +184,18 @@ def test_the_command_hears_trains_and_writes_a_card(
         config=config, fingerprint="m", name="tiny", weights=lambda: WhisperWeights(config)
     )
     monkeypatch.setattr(options, "load", lambda asked: (own, source))
-    sizes: Any = {"data": tmp_path / "data", "recipe": GadRecipe(steps=2), "asked": Options()}
+    sizes: Any = {
+        "data": tmp_path / "data",
+        "recipe": DrafterRecipe(tokens=100),
+        "asked": Options(),
+    }
     gad("gad-ctc:width=8", [file], out=out, as_json=True, **sizes)
     figures = json.loads(capsys.readouterr().out)
     assert figures["finished"] is True
     assert load_network(out).metadata["model"] == "m"
     card = json.loads(out.with_suffix(".json").read_text())
     assert card["drafter"] == "gad-ctc"
+    assert card["settings"].keys() == training.USED | {"vocabulary", "coverage"}
     assert card["data"]["sources"] == ["transcripts that the target wrote of sounds"]
     with pytest.raises(InvalidOption, match="NETWORK must be gad or gad-ctc"):
         gad("medusa", **sizes)

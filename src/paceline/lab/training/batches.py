@@ -25,6 +25,9 @@ _HELD_OUT_EVERY = 41
 
 _HELD_OUT_MOST = 64
 
+MORE = "with `paceline train data`"
+"""How there are more texts, if there are too few."""
+
 # Texts sorted by length together.
 _STRETCH = 256
 
@@ -135,17 +138,15 @@ def feature_source(target: Target, folder: Path | None = None) -> FeatureSource:
     return FeatureSource(target, folder)
 
 
-def hold_out(
-    texts: Sequence[Text], how: str = "with `paceline train data`"
-) -> tuple[list[Text], list[Text]]:
-    """Split into training and held-out texts, deterministically; InvalidOption if too few.
+def hold_out(texts: Sequence[Text], more: str = MORE) -> tuple[list[Text], list[Text]]:
+    """Split into training and held-out texts, deterministically.
 
-    `how` to write more is for the message.
+    InvalidOption if there are too few, which says how to have `more`.
     """
     apart = [text for i, text in enumerate(texts) if i % _HELD_OUT_EVERY == 40][:_HELD_OUT_MOST]
     if not apart:
         raise InvalidOption(
-            f"{len(texts)} texts are too few to train on: write {_HELD_OUT_EVERY} or more {how}"
+            f"{len(texts)} texts are too few to train on: write {_HELD_OUT_EVERY} or more {more}"
         )
     indices = {text.index for text in apart}
     return [text for text in texts if text.index not in indices], apart

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 from paceline.lab.training import checkpoint
-from paceline.lab.training.batches import Batch, FeatureSource, hold_out, order
+from paceline.lab.training.batches import MORE, Batch, FeatureSource, hold_out, order
 from paceline.lab.training.card import Judged, TaughtTask
 from paceline.lab.training.data import Text
 from paceline.lab.training.losses import find_loss
@@ -37,6 +37,7 @@ class DrafterTask(TaughtTask[DrafterRecipe]):
     """A drafter network, by distillation."""
 
     module: DraftModule
+    more: ClassVar[str] = MORE
     taught = "whose text and features it was trained on"
     conditions = "drafts of full depth against texts as they stand, greedy ones and sampled ones"
 
@@ -66,7 +67,7 @@ class DrafterTask(TaughtTask[DrafterRecipe]):
         Raises:
             InvalidOption: there are too few texts, or network or loss cannot train on-policy.
         """
-        super().__init__(recipe, *hold_out(texts))
+        super().__init__(recipe, *hold_out(texts, self.more))
         self.name, self.network, self.vocabulary = network.name, network, vocabulary
         self._source, self._self_drafts, self._start = source, self_drafts, _tensors(start)
         rows = torch.from_numpy(np.ascontiguousarray(head[vocabulary.ids]))

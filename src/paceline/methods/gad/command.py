@@ -12,10 +12,10 @@ from paceline.cli import options as o
 from paceline.cli.output import remark
 from paceline.cli.train import train
 from paceline.core.options import require
-from paceline.methods.gad.recipe import GadRecipe
+from paceline.lab.training.recipe import DrafterRecipe
 from paceline.registry.options import Options
 
-_RECIPE = ("steps", "batch_tokens", "anchors", "rate", "seed")
+_RECIPE = ("tokens", "batch_tokens", "rate", "seed")
 _NETWORKS = "gad (a block of masks) or gad-ctc (a head on the encoder), with sizes: gad:width=16."
 
 
@@ -28,7 +28,7 @@ def gad(
     ),
     out: Annotated[Path | None, "Where the weights go. Default: NETWORK.safetensors."] = None,
     vocabulary: Annotated[int, "Tokens that may be drafted."] = 8192,
-    recipe: Annotated[GadRecipe, o.Takes(*_RECIPE)],
+    recipe: Annotated[DrafterRecipe, o.Takes(*_RECIPE)],
     asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
     as_json: o.AsJson = False,
 ) -> None:

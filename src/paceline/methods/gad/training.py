@@ -7,10 +7,9 @@ slots of each block show their token in a second pass. The loss is that of the o
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,27 +18,31 @@ from torch.nn import functional
 
 from paceline.core.types import IntArray, LogitArray
 from paceline.engine.client_drafts import Follower
-from paceline.lab.training.batches import Batch, hold_out, order, padded
-from paceline.lab.training.card import Judged, TaughtTask
+from paceline.lab.training.batches import Batch, FeatureSource
+from paceline.lab.training.card import Judged
 from paceline.lab.training.data import Text
-from paceline.lab.training.module import DraftModule, ahead
+from paceline.lab.training.drafter import DrafterTask
+from paceline.lab.training.module import ahead
 from paceline.lab.training.objective import Hits, hits, labels
-from paceline.lab.training.optimisers import Rated, optimisers
+from paceline.lab.training.recipe import DrafterRecipe
 from paceline.lab.training.vocabulary import DraftVocabulary
 from paceline.methods.gad.block import Gad
 from paceline.methods.gad.ctc import RowsCTC
-from paceline.methods.gad.recipe import GadRecipe
 from paceline.methods.gad.windows import KeptWindows
 from paceline.methods.networks.ctc import collapse
 from paceline.methods.networks.glancing import some
 from paceline.models.ops import KV, Heads, Sight
-from paceline.networks.base import Network, describe
+from paceline.networks.base import Network
 from paceline.networks.blocks import opened_slots
 from paceline.networks.torch_ops import NetworkTensors, Qkv, TextAttention, TorchOps
-from paceline.networks.weights import Trained, save_network
 
 # Share of the Hamming distance that is shown at the start and at the end of training (GLAT's).
 _FIRST, _LAST = 0.5, 0.3
+
+_ANCHORS = 8  # places of a transcript at which an update drafts
+
+USED = {"tokens", "batch_tokens", "rate", "warm_up", "clip", "seed"}
+"""Fields of the recipe; the loss is that of labels."""
 
 
 class AtAnchors(TextAttention):
@@ -64,12 +67,23 @@ class AtAnchors(TextAttention):
         return out.transpose(1, 2).reshape(queries.shape)
 
 
-class HeardTask(TaughtTask[GadRecipe]):
+class HeardSource(FeatureSource):
+    """A part of what is kept of windows."""
+
+    def __init__(self, windows: KeptWindows, part: str) -> None:
+        self.windows, self._part = windows, part
+
+    def of(self, text: Text) -> LogitArray:
+        return self.windows.read(text, self._part)
+
+
+class HeardTask(DrafterTask):
     """A network that drafts what is said in a sound."""
 
-    module: DraftModule
     taught = "whose transcripts and features it was trained on"
     source = "transcripts that the target wrote of sounds"
+    more = "by more sounds"
+    reads: ClassVar[str]
 
     def __init__(
         self,
@@ -78,33 +92,21 @@ class HeardTask(TaughtTask[GadRecipe]):
         vocabulary: DraftVocabulary,
         embedding: LogitArray,
         head: LogitArray,
-        recipe: GadRecipe,
+        recipe: DrafterRecipe,
     ) -> None:
-        """Draw the weights; `embedding` and `head` are the target's, InvalidOption: few texts."""
-        super().__init__(recipe, *hold_out(windows.texts(), "by more sounds"))
-        self.name, self.network, self.vocabulary = network.name, network, vocabulary
-        self._windows, self.steps = windows, recipe.steps
-        rows = torch.from_numpy(np.ascontiguousarray(head[vocabulary.ids]))
-        self.module = DraftModule(network, torch.from_numpy(embedding), rows, self.generator)
-        self._places = torch.from_numpy(vocabulary.labels(np.arange(vocabulary.size)))
+        """Draw the weights, as `DrafterTask` does; of its recipe `USED` has a say."""
+        heard = HeardSource(windows, self.reads)
+        super().__init__(network, vocabulary, embedding, head, windows.texts(), heard, recipe)
+        self._windows = windows
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        unused = asdict(self.recipe).keys() - USED
+        return {key: each for key, each in super().chosen.items() if key not in unused}
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {**describe(self.network), **super().settings, "windows": self._windows.digest()}
-
-    def passing(self, number: int) -> list[list[Text]]:
-        return order(self.texts, self.recipe.batch_tokens, self.recipe.seed + number)
-
-    def optimisers(self) -> list[Rated]:
-        return optimisers(self.module.named(), self.recipe.rate, self.recipe.rate / 10)
-
-    def begin(self) -> None:
-        self.module.fit_scale(torch.cat([self.scaled(text) for text in self.texts[:32]]))
-
-    @abstractmethod
-    def scaled(self, text: Text) -> Tensor:
-        """Return the rows whose spread sets parameter "scale"."""
-        ...
+        return {**super().settings, "windows": self._windows.digest()}
 
     def ops(self, attention: TextAttention) -> TorchOps:
         """Return the operations of a forward."""
@@ -112,21 +114,13 @@ class HeardTask(TaughtTask[GadRecipe]):
         weights = NetworkTensors(self.module.named(), *parts)
         return TorchOps(weights, self.network.config.norm_eps, attention)
 
-    def save(self, out: Path, metadata: dict[str, str]) -> Path:
-        named = self.module.named().items()
-        found = {name: each.detach().float().numpy() for name, each in named}
-        save_network(out, Trained(self.network, found, self.vocabulary.ids, metadata))
-        return out
-
 
 class BlockTask(HeardTask):
     """The block of masks."""
 
     network: Gad
+    reads = "features"
     conditions = "drafts of full depth against transcripts as they stand"
-
-    def scaled(self, text: Text) -> Tensor:
-        return torch.from_numpy(self._windows.read(text).features)
 
     def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
         # Named by the step, so that a run which resumes draws the same.
@@ -134,7 +128,7 @@ class BlockTask(HeardTask):
         # The first draft stands behind the prompt's last token but one: that is the root.
         first = [max(0, min(each.prompt_length, len(each.tokens)) - 2) for each in texts]
         anchors = [
-            draws.integers(begin, max(begin + 1, len(text.tokens) - 2), self.recipe.anchors)
+            draws.integers(begin, max(begin + 1, len(text.tokens) - 2), _ANCHORS)
             for begin, text in zip(first, texts, strict=True)
         ]
         share = _LAST + (_FIRST - _LAST) * (1 - step / self.steps)
@@ -163,17 +157,14 @@ class BlockTask(HeardTask):
     ) -> tuple[Batch, Tensor, Tensor, Tensor]:
         # Texts; then of the slots behind anchors, `[texts, anchors, width]`: draft indices of what
         # is right, -1 for none, logits, and which were shown.
-        network, read = self.network, [self._windows.read(each) for each in texts]
-        lengths = np.array([len(each.tokens) for each in texts])
-        prompts = np.array([each.prompt_length for each in texts])
-        tokens = padded([each.tokens for each in texts])
-        batch = Batch(padded([each.features for each in read]), tokens, lengths, prompts)
-        at = torch.from_numpy(anchors)
-        ops = self.ops(AtAnchors(at, torch.from_numpy(np.stack([w.looked_at for w in read]))))
-        following = ahead(torch.from_numpy(tokens), 1)
+        network, batch = self.network, self._source.batch(texts)
+        at, tokens = torch.from_numpy(anchors), torch.from_numpy(batch.tokens)
+        looked_at = np.stack([self._windows.read(each, "looked_at") for each in texts])
+        ops = self.ops(AtAnchors(at, torch.from_numpy(looked_at)))
+        following = ahead(tokens, 1)
         slots = opened_slots(ops, network.config, torch.from_numpy(batch.features), following)
         depths = range(1, network.width + 1)
-        inside = torch.from_numpy(np.arange(tokens.shape[1]) < lengths[:, None])
+        inside = torch.from_numpy(np.arange(tokens.shape[1]) < batch.lengths[:, None])
         every = [labels(batch, self._places, depth) for depth in depths]
         every = [
             each.masked_fill(~ahead(inside, 1 + depth), -1)
@@ -197,14 +188,12 @@ class RowsTask(HeardTask):
     """The CTC head; what is judged are drafts of `_DEPTH` tokens of the whole transcript."""
 
     network: RowsCTC
+    reads = "rows"
     conditions = "drafts of what the head says against transcripts as they stand"
     _DEPTH = 16
 
-    def scaled(self, text: Text) -> Tensor:
-        return torch.from_numpy(self._windows.read(text).rows)
-
     def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
-        loss = torch.stack([self._loss(self._said(text), text) for text in texts]).mean()
+        loss = torch.stack([self._nats(self._said(text), text) for text in texts]).mean()
         yield loss, float(loss.detach())
 
     @torch.no_grad()
@@ -214,18 +203,18 @@ class RowsTask(HeardTask):
         ids = [*self.vocabulary.ids.tolist(), -1]
         for text in self.held_out:
             logits = self._said(text)
-            losses.append(float(self._loss(logits, text)))
+            losses.append(float(self._nats(logits, text)))
             slots = [ids[each] for each in logits.argmax(-1).tolist()]
             found += self._followed([slots[at] for at in collapse(slots, -1)], text)
         return Judged(float(np.mean(losses)), found)
 
     def _said(self, text: Text) -> Tensor:
-        ops, rows = self.ops(TextAttention()), self.scaled(text)
+        ops, rows = self.ops(TextAttention()), torch.from_numpy(self._source.of(text))
         state = self.network.read(ops, rows * ops.weight("scale"))
         logits: Tensor = self.network.logits(ops, state, 0)
         return logits
 
-    def _loss(self, logits: Tensor, text: Text) -> Tensor:
+    def _nats(self, logits: Tensor, text: Text) -> Tensor:
         answer = self._places[torch.from_numpy(text.tokens[text.prompt_length :])]
         answer = answer[answer >= 0]
         sizes = torch.tensor([len(logits)]), torch.tensor([len(answer)])

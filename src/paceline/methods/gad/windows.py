@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -24,22 +24,12 @@ _ADVICE = "give another --data"
 _LOOKED_AT = (-2, -1)  # layers of the decoder
 
 
-class HeardRows(NamedTuple):
-    """What is read of one window.
-
-    Attributes:
-        features: float32 `[tokens, 4 * hidden_size]`.
-        looked_at: float32 `[2, rows, 2, kv_heads, head_dim]`, of the decoder's last two layers.
-        rows: float32 `[rows / 4, 2 * kv_heads * head_dim]`, of the encoder.
-    """
-
-    features: LogitArray
-    looked_at: LogitArray
-    rows: LogitArray
-
-
 class KeptWindows:
-    """A folder of windows; `model` is the fingerprint of who wrote them down."""
+    """A folder of windows, with the fingerprint of the model that wrote them down.
+
+    Kept are of each, in float16: "features" `[tokens, 4 * hidden_size]`; "looked_at" `[2, rows, 2,
+    kv_heads, head_dim]`, of the decoder's last two layers; and "rows", what `rows_of_sound` says.
+    """
 
     def __init__(self, folder: Path, model: str) -> None:
         """Open or make it; InvalidOption if another model's are in it, or it is unwritable."""
@@ -102,9 +92,11 @@ class KeptWindows:
         """Return a name for what is here."""
         return hashlib.sha256("\n".join(each.name for each in self._paths).encode()).hexdigest()
 
-    def read(self, text: Text) -> HeardRows:
+    def read(self, text: Text, part: str) -> LogitArray:
+        """Return a part of what is kept of a text's window, as float32."""
         with np.load(self._paths[text.index], allow_pickle=False) as file:
-            return HeardRows(*(file[each].astype(np.float32) for each in HeardRows._fields))
+            found: LogitArray = file[part].astype(np.float32)
+        return found
 
 
 def _write(
@@ -121,7 +113,7 @@ def _write(
         rows = rows_of_sound(hears, cache)
     finally:
         target.release(cache)
-    halves = (each.astype(np.float16) for each in (features, looked_at, rows))
+    kept = {"features": features, "looked_at": looked_at, "rows": rows}
+    halves = {name: each.astype(np.float16) for name, each in kept.items()}
     with written_file(path, _ADVICE) as part, part.open("wb") as file:
-        kept = dict(zip(HeardRows._fields, halves, strict=True))
-        np.savez(file, tokens=np.array(tokens), prompt_length=prompt_length, **kept)
+        np.savez(file, tokens=np.array(tokens), prompt_length=prompt_length, **halves)
