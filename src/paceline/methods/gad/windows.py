@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -114,6 +114,6 @@ def _write(
     finally:
         target.release(cache)
     kept = {"features": features, "looked_at": looked_at, "rows": rows}
-    halves = {name: each.astype(np.float16) for name, each in kept.items()}
+    halves: dict[str, Any] = {name: each.astype(np.float16) for name, each in kept.items()}
     with written_file(path, _ADVICE) as part, part.open("wb") as file:
         np.savez(file, tokens=np.array(tokens), prompt_length=prompt_length, **halves)
