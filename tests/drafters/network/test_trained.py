@@ -27,6 +27,8 @@ from paceline.drafters.network.drafter import TrainedDrafter, chains
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.methods.gad.block import Gad
+from paceline.methods.gad.ctc import RowsCTC
 from paceline.methods.layers.imitation import Imitation
 from paceline.methods.networks.draft_lm import DraftLM
 from paceline.methods.networks.hidden_transfer import HiddenTransfer
@@ -53,11 +55,12 @@ DRAFTERS: dict[str, type[TrainedDrafter]] = {
     method.name: method.load()
     for method in registry.methods()
     if method.kind == "drafter" and issubclass(method.load(), TrainedDrafter)
-    # tests/networks has those that files bring, tests/methods/gad one that hears.
-    if method.name not in ("mtp", "gad", *ALONE)
+    # tests/networks has those that files bring, tests/methods/gad those that hear.
+    if method.name not in ("mtp", Gad.name, *ALONE)
 }
 # Networks that lead into the target's own further layers, or become a model, have tests elsewhere.
-ALONE = [name for name in names() if name not in (Imitation.name, S2D.name, HiddenTransfer.name)]
+ELSEWHERE = [each.name for each in (Imitation, S2D, HiddenTransfer, Gad, RowsCTC)]
+ALONE = [name for name in names() if name not in ELSEWHERE]
 PROMPTS = ([5, 9, 17, 3], [7], [11, 30, 30, 4, 250, 2, 8], [40, 41] * 25)
 GREEDY = SamplingParams(max_new_tokens=6)
 SAMPLED = SamplingParams(max_new_tokens=6, temperature=1.0, seed=3)
