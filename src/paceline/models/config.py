@@ -211,7 +211,7 @@ class ModelConfig:
         """Raise InvalidOption if texts of this model are of no sound."""
         if self.encoder is None:
             raise InvalidOption(
-                f"network '{network}' looks at a sound, and this model hears none: choose a Whisper"
+                f"network '{network}' needs a sound, and this model hears none: choose a Whisper"
             )
 
     @property

@@ -58,6 +58,8 @@ class Network(ABC):
     """
 
     name: ClassVar[str]
+    trained_by: ClassVar[str] = "paceline train drafter"
+    """The command that trains it, given its name."""
     # Attention layers, each with a KV cache of context rows.
     layers: ClassVar[int] = 0
     # Context rows before the new ones that are read again with them, for `Ops.last` of more rows.

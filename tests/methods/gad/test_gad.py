@@ -21,12 +21,14 @@ from paceline.engine.hearing import Speech
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption
+from paceline.lab.measure.fingerprint import RandomWeights
 from paceline.lab.training.setup import TrainingSetup
 from paceline.methods.gad.block import Gad, GadDrafter
 from paceline.methods.gad.ctc import EVERY, GadCTCDrafter, rows_of_sound
 from paceline.methods.top_gap import TopGap
 from paceline.networks.runner import ContextUpdate
 from paceline.policy.controller import Fixed
+from paceline.runtimes.cpu.target import CpuTarget
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.matching import Coupled
 
@@ -193,9 +195,13 @@ def test_budgets_hold_and_texts_are_forgotten(tmp_path: Path) -> None:
 
 
 def test_models_that_hear_nothing_and_odd_options_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="'gad' looks at a sound, and this model hears none"):
+    with pytest.raises(InvalidOption, match="'gad' needs a sound, and this model hears none"):
         TINY.refuse_to_look("gad")
     CONFIG.refuse_to_look("gad")
+    deaf = CpuTarget(TINY, RandomWeights(TINY, ("F16",)), kv_tokens=64)
+    for name, drafter in DRAFTERS.items():
+        with pytest.raises(InvalidOption, match=f"drafter '{name}' needs a sound, and this"):
+            drafter.create(context(deaf, model="tiny"))
     options = {"weights": saved(tmp_path, "gad"), "stop": "1"}
     with pytest.raises(InvalidOption, match="has no option 'stop': use weights"):
         GadCTCDrafter.create(context(cpu(), model="tiny", options=options))
@@ -204,7 +210,9 @@ def test_models_that_hear_nothing_and_odd_options_are_refused(tmp_path: Path) ->
         GadCTCDrafter.create(context(cpu(), model="tiny", options=options))
     with pytest.raises(InvalidOption, match="learns by its sounds"):
         GadDrafter.create(context(cpu(), model="tiny", options=options | {"online": "4"}))
-    with pytest.raises(InvalidOption, match="was trained for another model"):
+    with pytest.raises(
+        InvalidOption, match="another model: train one with `paceline train gad gad`"
+    ):
         GadDrafter.create(context(cpu(), model="other", options=options))
 
 
@@ -212,7 +220,7 @@ def test_models_that_hear_nothing_and_odd_options_are_refused(tmp_path: Path) ->
 def test_texts_alone_train_none_of_them(name: str) -> None:
     setup: Any = object.__new__(TrainingSetup)
     setup.source = type("Source", (), {"config": CONFIG})()
-    with pytest.raises(InvalidOption, match="use `paceline train gad`"):
+    with pytest.raises(InvalidOption, match=f"use `paceline train gad {name}`"):
         setup.network(name)
     assert setup.network("medusa").name == "medusa"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.core.types import Capabilities
 from paceline.errors import InvalidOption
+from paceline.networks.catalogue import find
 from paceline.networks.published.wirings import DRAFTERS
 from paceline.networks.weights import Trained, load_network, shipped_file
 from paceline.weights import or_install
@@ -24,7 +25,7 @@ def fitting(path: Path, name: str, model: str, target: Capabilities) -> Trained:
     fits = (shape.vocab_size, shape.hidden_size) == (target.vocab_size, target.hidden_size)
     if trained.metadata.get("model") != model or not fits:
         raise InvalidOption(
-            f"{path} was trained for another model: train one with `paceline train drafter {name}`"
+            f"{path} was trained for another model: train one with `{find(name).trained_by} {name}`"
         )
     return trained
 
@@ -48,5 +49,5 @@ def shipped(name: str, model: str) -> Path:
     published = ", or a published one with --draft-model" if name in DRAFTERS.values() else ""
     raise InvalidOption(
         f"no weights ship for drafter '{name}' and this model: {or_install()}train some with "
-        f"`paceline train drafter {name}`, and name them with {name}:weights=FILE{published}"
+        f"`{find(name).trained_by} {name}`, and name them with {name}:weights=FILE{published}"
     )

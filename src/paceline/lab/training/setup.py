@@ -57,14 +57,13 @@ class TrainingSetup:
         self._keep_features = keep_features
 
     def network(self, text: str) -> Network:
-        """Build a network from NAME:key=value,...; InvalidOption if it is unknown, or hears."""
+        """Build a network from NAME:key=value,...; InvalidOption if unknown, or of sounds."""
         named = parse(text, "network")
         network = build(named.name, self.source.config, named.options)
-        usual = 4 * self.source.config.hidden_size
-        if network.looks or network.feature_width not in (0, usual):
+        if network.trained_by != Network.trained_by:
             raise InvalidOption(
-                f"network '{named.name}' is of a sound, and learns from no texts alone: use "
-                "`paceline train gad`"
+                f"network '{named.name}' does not learn from texts alone: use "
+                f"`{network.trained_by} {named.name}`"
             )
         return network
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar, Self
 
+from paceline.core.target import Listens
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.errors import InvalidOption
@@ -28,6 +29,7 @@ class Gad(Network):
     """Draft `width` tokens in one pass; `ffn_size` 0 takes the target's own."""
 
     name: ClassVar[str] = "gad"
+    trained_by: ClassVar[str] = "paceline train gad"
     layers: ClassVar[int] = 1
     looks = True
 
@@ -63,6 +65,16 @@ class Gad(Network):
         return x
 
 
+def hearing(context: DrafterContext, drafter: str) -> Listens:
+    """Return the target; InvalidOption if it hears no sound."""
+    target = context.resources.loaded.target
+    if not isinstance(target, Listens) or not target.mels:
+        raise InvalidOption(
+            f"drafter '{drafter}' needs a sound, and this model hears none: choose a Whisper"
+        )
+    return target
+
+
 class GadDrafter(TrainedDrafter):
     name: ClassVar[str] = "gad"
     requires = "a Whisper; weights for it (paceline train gad)"
@@ -71,6 +83,7 @@ class GadDrafter(TrainedDrafter):
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
         """Load weights as `TrainedDrafter.create`, but do not learn while serving."""
+        hearing(context, cls.name)
         if "online" in context.options:
             raise InvalidOption(
                 "drafter 'gad' learns by its sounds, which are not kept: leave out online, and use "

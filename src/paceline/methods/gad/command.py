@@ -34,7 +34,7 @@ def gad(
 ) -> None:
     """Train a drafter that hears; Ctrl-C saves, and the same command goes on.
 
-    A window takes 6 MB in --data. Beside the weights stands a card (NAME.md, NAME.json).
+    A window takes 8 MB in --data. Beside the weights stands a card (NAME.md, NAME.json).
     """
     from paceline.core.expressions import parse
     from paceline.lab.training.card import Teacher, publish

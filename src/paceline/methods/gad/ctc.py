@@ -21,6 +21,7 @@ from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.network.weights import weights_of
 from paceline.engine.client_drafts import Follower
 from paceline.errors import InvalidOption
+from paceline.methods.gad.block import hearing
 from paceline.methods.networks.ctc import collapse, with_blank
 from paceline.models.config import ModelConfig
 from paceline.models.families.base import add_feed_forward
@@ -38,6 +39,7 @@ class RowsCTC(Network):
     """Say a token or a blank of each row; `width` rows are read at once."""
 
     name: ClassVar[str] = "gad-ctc"
+    trained_by: ClassVar[str] = "paceline train gad"
 
     def __init__(self, config: ModelConfig, *, width: int = 64, ffn_size: int = 0) -> None:
         super().__init__(config, steps=1, width=width)
@@ -89,13 +91,13 @@ class GadCTCDrafter(Drafter):
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
         """Load the weights of option `weights`, or those that ship; errors: `weights_of`."""
+        target = hearing(context, cls.name)
         options = dict(context.options)
         given = options.pop("weights", None)
         if options:
             raise InvalidOption(f"drafter '{cls.name}' has no option {min(options)!r}: use weights")
         trained = weights_of(cls.name, given, context.model, context.target)
-        target = context.resources.loaded.target
-        return cls(cast(Listens, target), cast(NetworkTarget, target).run_network(trained))
+        return cls(target, cast(NetworkTarget, target).run_network(trained))
 
     @property
     def tolerates_gaps(self) -> bool:
