@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.helpers.drafter_context import context
-from tests.helpers.tiny_whisper import sound
+from tests.helpers.tiny_whisper import freed, sound
 from tests.listening.test_windows import END, words
 from tests.methods.gad.heard import CONFIG, IDS, SIZES, TEXT, cpu, opened, reference, saved, trained
 from tests.networks.cases import TINY
@@ -55,8 +55,7 @@ def texts(own: Engine, temperature: float) -> tuple[list[tuple[int, ...]], int]:
         done |= {e.request: e.completion for e in own.step() if e.completion}
     for each in sounds:
         own.let_go(each)
-    pool: Any = cpu()._writer
-    assert pool.pool.free == pool.pool.blocks
+    assert freed(own)
     found = [done[each].token_ids for each in asked]
     assert len(set(found)) == len(found)  # a sound has a say
     return found, sum(source is not None for each in asked for source in done[each].sources)
