@@ -16,12 +16,13 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -74,8 +75,43 @@ def parts_of(path: Path) -> list[Path]:
     return [path.with_name(f"{name}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
 
 
+class Strings(Sequence[str]):
+    """An array of strings, each decoded when it is asked for: whole vocabularies rarely are."""
+
+    def __init__(self, data: bytes, ends: Sequence[int]) -> None:
+        """`data` has a length of 8 bytes before each string; `ends` are where each ends in it."""
+        self._data, self._ends = data, ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        begin = self._ends[index - 1] if index else 0
+        return self._data[begin + 8 : self._ends[index]].decode("utf-8", "replace")
+
+    def __iter__(self) -> Iterator[str]:
+        data, begin = self._data, 0
+        for end in self._ends:
+            yield data[begin + 8 : end].decode("utf-8", "replace")
+            begin = end
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Strings):
+            return self._data == other._data
+        return isinstance(other, list) and list(self) == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class GGUFFile:
-    """A memory-mapped GGUF file: metadata (arrays as lists or numpy arrays), tensors.
+    """A memory-mapped GGUF file: metadata (arrays as `Strings`, lists or numpy arrays), tensors.
 
     A model in several files is read by any of them, as the whole that it is.
 
@@ -263,14 +299,14 @@ class _Header:
         metadata: dict[str, Any] = {}
         for _ in range(pair_count):
             begin = self._at
-            key = self._strings(1)[0]
+            key = self._string()
             if key in metadata:
                 raise ValueError(f"entry {key!r} occurs twice")
             metadata[key] = self._value(self._scalar("I"), _DEPTH)
             self.spans[key] = slice(begin, self._at)
         tensors: dict[str, TensorInfo] = {}
         for _ in range(tensor_count):
-            name = self._strings(1)[0]
+            name = self._string()
             if name in tensors:
                 raise ValueError(f"tensor {name!r} occurs twice")
             tensors[name] = self._tensor(name)
@@ -323,7 +359,7 @@ class _Header:
 
     def _value(self, kind: int, depth: int) -> Any:
         if kind == _STRING:
-            return self._strings(1)[0]
+            return self._string()
         if kind == _ARRAY:
             return self._array(self._scalar("I"), self._scalar("Q"), depth - 1)
         if kind not in _SCALARS:
@@ -347,21 +383,27 @@ class _Header:
         self._at += count * size
         return values
 
-    def _strings(self, count: int) -> list[str]:
+    def _string(self) -> str:
+        begin = self._at + 8
+        self._at = begin + self._scalar("Q")
+        if self._at > len(self._data):
+            raise ValueError("it ends inside its header")
+        return self._data[begin : self._at].decode("utf-8", "replace")
+
+    def _strings(self, count: int) -> Strings:
         # Vocabularies make this the hot loop of opening a file, hence the local names.
-        data, at, unpack, out = self._data, self._at, _U64.unpack_from, []
-        size = len(data)
+        data, begin, at, unpack, ends = self._data, self._at, self._at, _U64.unpack_from, array("Q")
+        size, end = len(data), ends.append
         try:
             for _ in range(count):
-                end = at + 8 + unpack(data, at)[0]
-                if end > size:
-                    raise ValueError("it ends inside its header")
-                out.append(data[at + 8 : end].decode("utf-8", "replace"))
-                at = end
-        except struct.error as error:
+                at += 8 + unpack(data, at)[0]
+                end(at - begin)
+        except (struct.error, OverflowError) as error:
             raise ValueError("it ends inside its header") from error
+        if at > size:
+            raise ValueError("it ends inside its header")
         self._at = at
-        return out
+        return Strings(data[begin:at], ends)
 
 
 def dequantize(kind: str, blocks: npt.NDArray[np.uint8]) -> LogitArray:

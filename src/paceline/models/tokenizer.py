@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.cache import cache_dir, write_atomically
 from paceline.errors import ModelError
-from paceline.models.gguf import GGUFFile
+from paceline.models.gguf import GGUFFile, Strings
 from paceline.models.text import BYTES, Tokenizer
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
     """
     metadata = file.metadata
     tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+    if not isinstance(tokens, Strings | list) or not isinstance(next(iter(tokens), ""), str):
         raise ModelError(f"{file.path} has no tokenizer: {_ADVICE}")
     special = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):

@@ -8,9 +8,7 @@ that drafts, it is the one behind the last. Those of an encoder have "encoder." 
 
 from __future__ import annotations
 
-import ctypes
 import math
-import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.pages import forget
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import ModelError
 from paceline.models.config import ModelConfig, exponentials
@@ -69,13 +68,8 @@ class Stored:
 
     def forget(self) -> None:
         """Let mapped pages go, which count as this process's memory until then."""
-        if not self.mapped or isinstance(self.blocks, Made) or not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        page, start = mmap.PAGESIZE, self.blocks.ctypes.data
-        begin, end = -(-start // page) * page, (start + self.blocks.nbytes) // page * page
-        if begin < end:
-            libc = ctypes.CDLL(None)
-            libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+        if self.mapped and not isinstance(self.blocks, Made):
+            forget(self.blocks)
 
 
 class Weights(Protocol):

@@ -160,6 +160,22 @@ def _unpacked(array: np.ndarray, kind: str) -> np.ndarray:
     return dequantize(kind, array)
 
 
+class _Floats(Mapping[str, LogitArray]):
+    # Of parameters in blocks, made whenever they are asked for: a runtime packs them once.
+
+    def __init__(self, stored: Mapping[str, np.ndarray], kind: str) -> None:
+        self._stored, self._kind = stored, kind
+
+    def __getitem__(self, name: str) -> LogitArray:
+        return _unpacked(self._stored[name], self._kind).astype(np.float32, copy=False)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+
 def load_network(path: Path) -> Trained:
     """Read a network; raises InvalidOption if the file is missing, damaged, or holds none."""
     tensors, metadata = read_tensors(path, "drafter network")
@@ -173,9 +189,15 @@ def load_network(path: Path) -> Trained:
         ) from error
     ids = tensors.pop(_IDS, None)
     kind = metadata.get("stored", "F16")
-    tensors = {name: _unpacked(array, kind) for name, array in tensors.items()}
-    factors = {name: tensors.pop(name) for name in SCREEN if name in tensors}
-    shapes = {name: array.shape for name, array in tensors.items()}
+    floats = _Floats(tensors, kind)
+    factors = {name: floats[name] for name in SCREEN if name in tensors}
+    for name in factors:
+        del tensors[name]
+    # One at a time: all floats of a network are several times its file.
+    shapes, finite = {}, True
+    for name, array in floats.items():
+        shapes[name] = array.shape
+        finite &= bool(np.isfinite(array).all())
     if ids is None or ids.ndim != 1 or shapes != expected:
         raise InvalidOption(
             f"{path} does not hold the tensors of network '{network.name}': train it again"
@@ -183,9 +205,7 @@ def load_network(path: Path) -> Trained:
     ids = ids.astype(np.int64)
     if not len(ids) or ids[0] < 0 or (np.diff(ids) <= 0).any():
         raise InvalidOption(f"{path} has draft ids out of order: train it again")
-    if ids[-1] >= network.config.vocab_size or not all(
-        np.isfinite(array).all() for array in tensors.values()
-    ):
+    if ids[-1] >= network.config.vocab_size or not finite:
         raise InvalidOption(f"{path} holds impossible numbers: train it again")
     head_preview = read_head_preview(factors, network.config.hidden_size, len(ids))
     if factors and head_preview is None:
@@ -193,7 +213,7 @@ def load_network(path: Path) -> Trained:
             f"{path} has a head preview that does not fit its network: fit one with "
             "`paceline train head-preview`"
         )
-    parameters = {name: array.astype(np.float32) for name, array in tensors.items()}
+    parameters = floats if kind in _BLOCK_BYTES else dict(floats)
     return Trained(network, parameters, ids, metadata, head_preview)
 
 

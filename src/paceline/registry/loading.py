@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.cache import read_text
+from paceline.core.pages import give_back
 from paceline.core.target import Head, RuntimeOptions
 from paceline.core.types import CanvasParams, SamplingParams
 from paceline.denoising.decoder import DenoisingDecoder
@@ -230,6 +231,7 @@ def make_engine(
     canvas = facts is not None and asked.sampler != AUTOREGRESSIVE
     make = _canvas_decoder if canvas else partial(_draft_decoder, progress, spare_draft)
     decoder, config = make(loaded, asked)
+    give_back()  # what was read to be packed
     defaults = loaded.source.sampling if asked.generation_config else {}
     return Engine(
         decoder,

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.pages import in_small_pages
 from paceline.core.target import LEAVING, SINKS, goes_back, room_of, whole
 from paceline.errors import OutOfMemory
 from paceline.models.config import ModelConfig
@@ -86,6 +87,7 @@ SPARED = 2**30
 
 # Tokens per block, and keys that are summed together: fixed by the attention kernel.
 BLOCK = 32
+_FIRST = 1 << 21  # bytes of a slice in small pages, which is one large one
 CHUNK = 128
 
 
@@ -135,6 +137,9 @@ class Slab:
         self.memory: npt.NDArray[Any] = np.zeros(
             (2 * layers, blocks, kv_heads, BLOCK * head_dim), dtype=dtype
         )
+        # The first blocks are of whoever is alone: a large page a slice is more than a text takes.
+        for each in self.memory:
+            in_small_pages(each.ravel()[: _FIRST // each.itemsize])
         self._keys = self.memory[0::2].reshape(layers, blocks, kv_heads, head_dim, BLOCK)
         self._values = self.memory[1::2].reshape(layers, blocks, kv_heads, BLOCK, head_dim)
 

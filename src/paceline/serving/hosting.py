@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import logging
 import threading
@@ -14,6 +13,7 @@ from itertools import count
 from time import time
 from typing import TypeVar
 
+from paceline.core.pages import give_back
 from paceline.errors import PacelineError
 from paceline.serving.admission import Closed
 from paceline.serving.metrics import ModelCounts
@@ -204,7 +204,8 @@ class Hosting:
         if worker is not None:
             await in_thread(worker.stop)
         worker = None  # nobody knows the engine any more
-        await in_thread(_give_back)
+        await in_thread(gc.collect)  # an engine's parts know one another
+        await in_thread(give_back)
 
 
 def _settle(hosted: Hosted, error: PacelineError | None) -> None:
@@ -218,13 +219,6 @@ def _settle(hosted: Hosted, error: PacelineError | None) -> None:
         else:
             hosted.users += 1
             each.set_result(None)
-
-
-def _give_back() -> None:
-    # Gives the system the memory of what nobody knows.
-    gc.collect()  # an engine's parts know one another
-    with suppress(AttributeError, OSError, TypeError):  # where the system's library has it
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:

@@ -23,6 +23,7 @@ from paceline.networks.weights import Trained
 PRECISIONS = {"file": None, "int8": "Q8_0", "int4": "Q4_1", "fp32": "F32"}
 
 _LOG = logging.getLogger(__name__)
+_PIECES = 16  # in which some rows of a matrix are read
 
 
 def check_precision(precision: str) -> str:
@@ -183,7 +184,16 @@ class Matrices(Formats):
         stored = self._weights.stored(self._resolved(name))
         if len(rows) == stored.shape[0]:
             return self(name)
-        return self._packed.matrix(*self.blocks(name, rows), stored.shape[1], threads=self._threads)
+        # A piece at a time: pages of the file that rows lie in are many times the rows.
+        exact = self._own_blocks(stored, self._format(self._resolved(name)), rows[:1]) is not None
+        found = []
+        for each in np.array_split(rows, _PIECES) if exact else [rows]:
+            kind, blocks = self.blocks(name, each)
+            found.append(blocks)
+            stored.forget()
+        return self._packed.matrix(
+            kind, np.concatenate(found), stored.shape[1], threads=self._threads
+        )
 
 
 # Parts of the names of feed-forward matrices, which are int4: drafters read few weights often.
