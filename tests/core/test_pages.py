@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.core.pages import forget, give_back, in_small_pages
+from paceline.core.pages import advise, give_back
 from paceline.runtimes.kv_cache import Slab
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
@@ -33,11 +33,11 @@ def test_pages_of_a_file_are_forgotten_and_read_again(tmp_path: Path) -> None:
     array = np.memmap(path, np.uint8, "r")
     before = int(array.sum(dtype=np.int64))
     assert resident(array) == array.nbytes
-    forget(array)
+    advise(array, "forget")
     assert resident(array) == 0
     assert int(array.sum(dtype=np.int64)) == before
     give_back()
-    in_small_pages(array[:100])  # less than a page: nothing
+    advise(array[:100], "forget")  # less than a page: nothing
 
 
 def test_a_short_text_takes_little_of_a_large_cache() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.pages import forget
+from paceline.core.pages import advise
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import ModelError
 from paceline.models.config import ModelConfig, exponentials
@@ -69,7 +69,7 @@ class Stored:
     def forget(self) -> None:
         """Let mapped pages go, which count as this process's memory until then."""
         if self.mapped and not isinstance(self.blocks, Made):
-            forget(self.blocks)
+            advise(self.blocks, "forget")
 
 
 class Weights(Protocol):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.pages import in_small_pages
+from paceline.core.pages import advise
 from paceline.core.target import LEAVING, SINKS, goes_back, room_of, whole
 from paceline.errors import OutOfMemory
 from paceline.models.config import ModelConfig
@@ -139,7 +139,7 @@ class Slab:
         )
         # The first blocks are of whoever is alone: a large page a slice is more than a text takes.
         for each in self.memory:
-            in_small_pages(each.ravel()[: _FIRST // each.itemsize])
+            advise(each.ravel()[: _FIRST // each.itemsize], "small")
         self._keys = self.memory[0::2].reshape(layers, blocks, kv_heads, head_dim, BLOCK)
         self._values = self.memory[1::2].reshape(layers, blocks, kv_heads, BLOCK, head_dim)
 
