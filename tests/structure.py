@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 77_984,
+    "lines": 78_025,
     "lines of methods": 12_957,
     "modules": 481,
     "docstrings": 0.14,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from paceline.audio.mel import RATE
-from paceline.audio.read import TooLong, read_sound
+from paceline.audio.read import TooLong, live_sound, read_sound
 from paceline.errors import InvalidOption
 
 
@@ -222,6 +222,20 @@ def test_standard_input_is_read(given: Callable[[bytes], np.ndarray]) -> None:
         given(b"junk" * 100)
     with pytest.raises(InvalidOption, match=r"in code 7.*give it as a file"):
         given(wav(form(7, 1, 1), chunk(b"data", b"abcd")))
+
+
+@pytest.mark.parametrize("rate", [RATE, 24_000, 44_100])
+def test_a_sound_that_comes_is_that_of_a_file(rate: int, tmp_path: Path) -> None:
+    raw = np.random.default_rng(1).integers(-9000, 9000, 3 * rate // 2).astype("<i2").tobytes()
+    whole = read_sound(write(tmp_path / "a.wav", raw, rate=rate))
+    assert len(whole) == 1.5 * RATE
+    for content, told in ((raw, rate), ((tmp_path / "a.wav").read_bytes(), 8_000)):
+        parts = [*live_sound(io.BytesIO(content), told)]
+        assert np.array_equal(np.concatenate(parts), whole)
+        # It comes as it is said: a twentieth of a second at once.
+        assert max(map(len, parts)) < 0.1 * RATE
+    wrong = np.concatenate([*live_sound(io.BytesIO(raw), 2 * rate)])
+    assert len(wrong) == len(whole) / 2
 
 
 # Other files, by packages.

@@ -11,10 +11,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.helpers.tiny_whisper import LoudFinder
 from torch.nn import functional
 
 from paceline.audio import silence
-from paceline.audio.silence import CHUNK, SpeechFinder, begin_of_speech, silero_file
+from paceline.audio.silence import (
+    CHUNK,
+    SpeechFinder,
+    SpokenSound,
+    begin_of_speech,
+    silero_file,
+)
 from paceline.errors import ModelError
 
 WHOLE: dict[str, tuple[int, ...]] = {}
@@ -121,8 +128,43 @@ def test_bits_are_the_same_everywhere(tmp_path: Path) -> None:
 def test_speech_goes_on_where_it_is_less_sure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finder, said = SpeechFinder(path), np.array([0.4, 0.5, 0.4, 0.36, 0.3, 0.4, 0.9, 0.1])
     monkeypatch.setattr(silence.SpeechStream, "probabilities", lambda own, sound: said)
-    found = finder.speech(np.zeros(8 * CHUNK, np.float32))
+    found = finder.stream().feed(np.zeros(8 * CHUNK, np.float32))
     assert found.tolist() == [False, True, True, True, False, False, True, False]
+
+
+def test_a_sound_in_pieces_has_the_speech_of_the_whole(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "_LESS", 0.01)
+    finder, sound = SpeechFinder(path), noise(20_000)
+    sure = float(np.median(finder.probabilities(sound)))
+    whole = finder.stream(sure).feed(sound)
+    assert 0 < whole.sum() < len(whole) == 20_000 // CHUNK
+    assert finder.stream(sure + 0.1).feed(sound).sum() < whole.sum()
+    rng = np.random.default_rng(3)
+    for most in (1, 7, CHUNK - 1, CHUNK + 1, 3000):
+        stream, found, at = finder.stream(sure), list[np.ndarray](), 0
+        while at < len(sound):
+            at += (size := int(rng.integers(0, most + 1)))
+            found.append(stream.feed(sound[at - size : at]))
+        assert np.array_equal(np.concatenate(found), whole)
+
+
+def test_speech_is_looked_for_as_far_as_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "_LOOK", 4 * CHUNK)
+    sound = np.zeros(100 * CHUNK - 5, np.float32)
+    sound[30 * CHUNK : 33 * CHUNK] = sound[-1000:] = 0.5
+    whole = np.abs(np.pad(sound, (0, 5)).reshape(-1, CHUNK)).max(axis=1) > 0
+    for ask in ([0], [0, 40 * CHUNK], [50 * CHUNK, 0], [31 * CHUNK + 7, 99 * CHUNK]):
+        stream = LoudFinder().stream()
+        heard, feed = list[int](), stream.feed
+        stream.feed = lambda more, heard=heard, feed=feed: heard.append(len(more)) or feed(more)
+        found = SpokenSound(stream, np.pad(sound, (0, 5)))
+        for at in ask:
+            assert found.begin(at) == begin_of_speech(whole, at)
+        assert sum(heard) == (32 if ask == [0] else 100) * CHUNK
+    quiet = SpokenSound(LoudFinder().stream(), sound[: 10 * CHUNK])
+    assert quiet.begin(0) is quiet.begin(0) is None
 
 
 def test_speech_is_heard_from_a_little_before_it_on() -> None:

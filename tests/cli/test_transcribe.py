@@ -24,8 +24,10 @@ from paceline.audio.mel import RATE
 from paceline.cli import live_captions
 from paceline.cli.app import run
 from paceline.core.cache import open_lines
+from paceline.errors import InvalidOption, ModelError
 from paceline.listening import transcripts
 from paceline.listening.windows import Listener, Transcription
+from paceline.serving import logs, server
 
 MARKS = ("endoftext", "startoftranscript", "en", "translate", "transcribe", "notimestamps")
 WORDS = 40
@@ -240,20 +242,25 @@ def test_standard_input_has_a_name(
     assert (out / "stdin.txt").read_text() == (out / "talk.txt").read_text()
 
 
+def finder_file(path: Path, bias: float) -> Path:
+    """Weights of Silero VAD, all zero but for the last bias."""
+    shapes: dict[str, tuple[int, ...]] = dict(silence._SHAPES)
+    shapes |= {
+        each.replace("weight", "bias"): shape[:1]
+        for each, shape in silence._SHAPES.items()
+        if not each.startswith("stft")
+    }
+    tensors = {each: np.zeros(shape, np.float32) for each, shape in shapes.items()}
+    tensors["final_conv.bias"][:] = bias
+    save_file(tensors, path)
+    return path
+
+
 def test_silence_is_skipped(command: list[str], tmp_path: Path, capsys: Any) -> None:
     # Speech, to this network, is all whose bias says so; what is loud makes it sure of none.
     path, files = sound(tmp_path / "talk.wav"), {}
     for name, bias in (("never", -50.0), ("always", 50.0)):
-        files[name] = tmp_path / f"{name}.safetensors"
-        shapes: dict[str, tuple[int, ...]] = dict(silence._SHAPES)
-        shapes |= {
-            each.replace("weight", "bias"): shape[:1]
-            for each, shape in silence._SHAPES.items()
-            if not each.startswith("stft")
-        }
-        tensors = {each: np.zeros(shape, np.float32) for each, shape in shapes.items()}
-        tensors["final_conv.bias"][:] = bias
-        save_file(tensors, files[name])
+        files[name] = finder_file(tmp_path / f"{name}.safetensors", bias)
     said = []
     for asked in (["--no-silence"], *(["--silence", str(each)] for each in files.values())):
         assert run([*command[:-2], path, *asked]) == 0
@@ -305,10 +312,33 @@ def test_live_captions_are_those_of_raw_numbers_and_of_a_stream(
     assert "1 s of sound" in capsys.readouterr().err
 
 
+def test_a_fault_in_live_sound_loses_nothing_before_it(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lived(command, monkeypatch, raw(2.5)) == 0
+    plain = capsys.readouterr().out
+    whole = read.live_sound
+
+    def broken(*given: Any) -> Iterator[np.ndarray]:
+        yield from whole(*given)
+        raise InvalidOption("the cable is out")
+
+    monkeypatch.setattr(read, "live_sound", broken)
+    assert lived(command, monkeypatch, raw(2.5)) == 2
+    out, said = capsys.readouterr()
+    assert out == plain != ""
+    assert "the cable is out" in said
+    monkeypatch.setattr("sys.stdin", None)
+    assert run([*command[:-2], "-", "--live"]) == 2
+    assert "standard input is closed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "more", "said"),
     [
         (b"", (), "no samples"),
+        (headed(bytes(4000), rate=1), (), "1 samples a second"),
+        (headed(bytes(4000), rate=900_000), (), "900000 samples a second"),
         (b"OggS" + bytes(1000), (), "standard input is ogg: convert it"),
         (b"RIFF0000WAVEfmt ", (), "no samples"),
         (raw(1.0), ("--format", "srt"), "srt needs times"),
@@ -343,6 +373,27 @@ def test_a_terminal_shows_what_may_change(
     lines = [line.rpartition("\x1b[2K")[2] for line in shown.split("\n")]
     assert " ".join(lines).split() == plain
     assert all(len(line) < 40 for line in lines)
+
+
+def test_a_server_hears_with_the_network_that_it_is_given(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    loads: list[Any] = []
+    monkeypatch.setattr(server, "serve", lambda settings, keys, load: loads.append(load))
+    monkeypatch.setattr(logs, "set_up", lambda text: None)
+    weights = finder_file(tmp_path / "a.safetensors", 0.0)
+
+    def finder(*more: str) -> Any:
+        assert run(["serve", "--model", str(model), "--threads", "2", *more]) == 0
+        return loads[-1]().finder
+
+    assert finder() is None  # no package is installed
+    assert finder("--silence", str(weights)) is not None
+    monkeypatch.setattr(silence, "silero_file", lambda: weights)
+    assert finder() is not None
+    assert finder("--silence", "none") is None
+    with pytest.raises(ModelError, match="nowhere"):
+        finder("--silence", str(tmp_path / "nowhere"))
 
 
 def test_ctrl_c_ends_the_sound(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.audio.silence import CHUNK
+from paceline.audio.silence import CHUNK, SpokenSound
 from paceline.lab.measure.fingerprint import RandomWeights
 from paceline.models.config import ModelConfig
 from paceline.models.families import hf_config
@@ -57,6 +57,9 @@ def freed(engine: Any) -> bool:
 
 class LoudFinder:
     """An `audio.silence.SpeechFinder` that finds speech where it is loud."""
+
+    def speech(self, sound: np.ndarray) -> SpokenSound:
+        return SpokenSound(self.stream(), np.pad(sound, (0, -len(sound) % CHUNK)))
 
     def stream(self, sure: float = 0.5) -> Any:
         rest = np.zeros(0, np.float32)

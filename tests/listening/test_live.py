@@ -14,6 +14,7 @@ from tests.listening.test_windows import WORDS, engine, noise
 from paceline.audio.mel import RATE, WINDOW
 from paceline.drafters.base import NoDrafter
 from paceline.errors import InvalidOption
+from paceline.listening import live as live_module
 from paceline.listening.live import Live, LiveCaption
 from paceline.listening.timestamps import Segment
 from paceline.listening.windows import Listener, Listening
@@ -127,6 +128,21 @@ def test_every_word_becomes_final_once_and_the_lag_is_bounded(seed: int, cost: f
     for _, first, before in speaker.windows:  # what the window has lost stands before it
         assert plain(before) == heard[:first]
     assert speaker.windows[-1][1] > 40
+
+
+def test_what_is_kept_of_an_endless_sound_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "_TOLD", 8)
+    speaker = Speaker(4)
+    live = Live(speaker, Listening(prompt="of old"))  # type: ignore[arg-type]
+    final, _ = listen(live, spoken(150), 0.3)
+    assert [int(each.strip(",wW")) for each in final] == [*range(150)]
+    told = [prompt for _, _, prompt in speaker.windows]
+    assert max(map(len, told)) == 2 + 8
+    assert len(live._final) <= 8 + WINDOW / RATE
+    # The last words before a window are told, and no others.
+    for _, first, prompt in speaker.windows:
+        words = [int(each.strip(",wW")) for each in prompt[2:]]
+        assert words == [*range(max(0, first - 8), first)]
 
 
 def test_a_mishearing_is_never_final_before_it_is_heard_twice() -> None:

@@ -191,6 +191,24 @@ def test_a_field_that_is_wrong_is_named(fields: Json, param: str) -> None:
     assert error["message"].startswith(error["param"])
 
 
+def test_windows_begin_where_there_is_speech(finding: None) -> None:
+    quiet = np.zeros(2 * RATE, np.float32)
+
+    async def ask(of: Client) -> tuple[Json, Json]:
+        form = {"response_format": "verbose_json", "language": "en"}
+        late = await post(of, form, wav(np.concatenate([quiet, noise(1.0)])))
+        return late.json(), (await post(of, form, wav(quiet))).json()
+
+    late, silent = run(ask, own := engine())
+    assert late["duration"] == 3.0
+    # The window begins with the chunk of noise, and a fifth of a second before it.
+    begins = [each["start"] for each in late["segments"]]
+    assert begins[0] >= 1.78
+    assert late["segments"][0]["seek"] == round(1.784 * 100)
+    assert silent["duration"] == 2.0
+    assert freed(own)
+
+
 def test_unknown_fields_are_told() -> None:
     async def ask(of: Client) -> Any:
         return await post(of, {"chunking_strategy": "auto", "hotwords": "a"})

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.helpers.serving import Json, serving
-from tests.helpers.tiny_whisper import LoudFinder, freed
+from tests.helpers.tiny_whisper import freed
 from tests.listening.test_windows import engine, noise
 
 from paceline.audio.mel import RATE
 from paceline.listening.live import Live
 from paceline.listening.windows import Listener, Listening
-from paceline.serving.model import ServedModel
+from paceline.serving import realtime
+from paceline.serving.realtime import Session
 
 TEXT = "conversation.item.input_audio_transcription."
 
@@ -216,6 +217,101 @@ def test_a_flood_is_refused() -> None:
     assert talk(work, max_sound=3.0)["param"] == "audio"
 
 
+def test_what_captions_have_taken_and_not_heard_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = asyncio.Event()
+
+    async def never(*_: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Session, "_decoded", never)
+
+    async def work(socket: Socket) -> str:
+        socket.rate(RATE)
+        socket.append(noise(40.0))
+        await begun.wait()
+        socket.append(noise(28.0))
+        socket.append(noise(5.0))
+        [*_, error] = await socket.until("error")
+        found: str = error["error"]["message"]
+        return found
+
+    # The window of the step is heard, and what came with it beyond that is not.
+    assert "38 s wait" in talk(work, max_sound=40.0)
+
+
+def test_all_sessions_together_hold_so_much_sound() -> None:
+    async def whole() -> None:
+        async with serving(engine(), (), max_sound=20.0) as client:
+            first, second = (Socket(client.service.app) for _ in range(2))
+            for each in (first, second):
+                await each.until("session.created")
+                each.rate(RATE, turn_detection=None)
+                await each.until("session.updated")
+            first.append(noise(15.0)[:1000])
+            gate = client.service.gate
+            gate.take(0, 0, 19.0)
+            second.append(noise(5.0))
+            [*_, error] = await second.until("error")
+            assert error["error"]["code"] == "rate_limit_exceeded"
+            assert "seconds of sound" in error["error"]["message"]
+            gate.take(0, 0, -19.0)
+            second.append(noise(0.5))
+            second.say("input_audio_buffer.commit")
+            await second.until(f"{TEXT}completed")
+            await first.leave()
+            await second.leave()
+            assert gate.seconds == gate.sequences == 0
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def test_turns_without_end_are_refused_or_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(realtime, "_TURNS", 5)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    decoded = Session._decoded
+
+    async def later(own: Session, request: Any) -> Any:
+        begun.set()
+        await go_on.wait()
+        return await decoded(own, request)
+
+    monkeypatch.setattr(Session, "_decoded", later)
+
+    async def work(socket: Socket) -> tuple[Json, list[Json]]:
+        socket.rate(RATE)
+        socket.append(noise(1.0))
+        await begun.wait()
+        for _ in range(9):
+            socket.append(noise(0.2))
+            socket.say("input_audio_buffer.clear")
+            await socket.until("input_audio_buffer.cleared")
+        for _ in range(9):
+            socket.append(noise(0.2))
+            socket.say("input_audio_buffer.commit")
+        [*told, error] = await socket.until("error")
+        go_on.set()
+        done = [*told, *await socket.until(f"{TEXT}completed")]
+        return error["error"], [each for each in done if each["type"].endswith("committed")]
+
+    error, committed = talk(work)
+    assert "5 turns wait" in error["message"]
+    assert len(committed) == 4  # behind the sound that is written down and was cleared
+
+
+def test_an_event_of_bytes_is_told() -> None:
+    async def work(socket: Socket) -> Json:
+        await socket.until("session.created")
+        socket._out.put_nowait({"type": "websocket.receive", "bytes": b"\0\1"})
+        [*_, error] = await socket.until("error")
+        socket.rate(RATE)
+        await socket.until("session.updated")
+        found: Json = error["error"]
+        return found
+
+    assert "events are texts" in talk(work)["message"]
+
+
 def test_a_client_that_says_nothing_is_left() -> None:
     async def work(socket: Socket) -> None:
         await socket.until("session.created")
@@ -279,17 +375,6 @@ def test_a_full_server_says_so() -> None:
 
 def silent(seconds: float) -> np.ndarray:
     return np.zeros(round(seconds * RATE), np.float32)
-
-
-@pytest.fixture
-def finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = ServedModel.__init__
-
-    def made(own: ServedModel, *parts: Any) -> None:
-        whole(own, *parts)
-        own.finder = LoudFinder()  # type: ignore[assignment]
-
-    monkeypatch.setattr(ServedModel, "__init__", made)
 
 
 @pytest.mark.parametrize("piece", [0.02, 0.1, 7.0])

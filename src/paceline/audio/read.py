@@ -34,7 +34,7 @@ _RATES = range(1_000, 768_001)  # samples a second that may hold speech
 LONGEST = 12 * 3600
 """Seconds of sound, unless fewer are asked for."""
 
-_LIVE = 1600  # bytes that are read at once of a sound that comes: of raw numbers 50 ms
+_LIVE = 0.05  # seconds that are read at once of a sound that comes
 _CONTAINERS = {
     "ogg": b"OggS",
     "flac": b"fLaC",

@@ -30,6 +30,7 @@ _Floats = npt.NDArray[np.float64]
 _CONTEXT, _FRAME, _STEP, _BINS, _WIDE = 64, 256, 128, 129, 128
 _BITS = 22
 _PIECE = 2048  # chunks that are convolved at once
+_LOOK = 64 * CHUNK  # samples in which speech is looked for at once
 _SURE, _LESS = 0.5, 0.15  # probability that begins speech; with so much less it goes on
 
 _SHAPES = {
@@ -76,9 +77,9 @@ class SpeechFinder:
         """Begin a sound that comes in pieces; `sure` is the probability that begins speech."""
         return SpeechStream(self, sure)
 
-    def speech(self, sound: LogitArray) -> BoolArray:
-        """Return for each `CHUNK` of a sound `[n]` whether there is speech in it."""
-        return self.stream().feed(_whole(sound))
+    def speech(self, sound: LogitArray) -> SpokenSound:
+        """Return where there is speech in a sound `[n]`: it is looked for as far as is asked."""
+        return SpokenSound(self.stream(), _whole(sound))
 
     def probabilities(self, sound: LogitArray) -> _Floats:
         """Return those of speech in each `CHUNK` of a sound `[n]`; behind its end it is silent."""
@@ -137,6 +138,23 @@ class SpeechStream:
             return np.zeros(0)
         chunks = np.lib.stride_tricks.sliding_window_view(rest, _CONTEXT + CHUNK)[::CHUNK]
         return np.concatenate([*self._finder.recur(chunks, *self._state)])
+
+
+class SpokenSound:
+    """Where there is speech in a whole sound; what nobody has asked for is not looked at."""
+
+    def __init__(self, stream: SpeechStream, sound: LogitArray) -> None:
+        self._stream, self._sound = stream, sound
+        self._found: BoolArray = np.zeros(0, np.bool_)
+
+    def begin(self, at: int) -> int | None:
+        """Return as `begin_of_speech`."""
+        while True:
+            known, begin = len(self._found) * CHUNK, begin_of_speech(self._found, at)
+            if begin is not None or known >= len(self._sound):
+                return begin
+            more = self._stream.feed(self._sound[known : known + _LOOK])
+            self._found = np.concatenate([self._found, more])
 
 
 def begin_of_speech(speech: BoolArray, at: int) -> int | None:

@@ -43,10 +43,10 @@ def is_wav(head: bytes) -> bool:
     return head[:4] in (b"RIFF", b"RF64") and head[8:HEAD] == b"WAVE"
 
 
-def wav_sound(file: BinaryIO, name: str, block: int = _BLOCK) -> Sound:
+def wav_sound(file: BinaryIO, name: str, live: float | None = None) -> Sound:
     """Read the chunks behind the first `HEAD` bytes, up to the samples.
 
-    These are read `block` bytes at once.
+    Of a sound that comes `live`, so many seconds are read at once.
 
     Raises:
         Coded: see there.
@@ -59,7 +59,7 @@ def wav_sound(file: BinaryIO, name: str, block: int = _BLOCK) -> Sound:
             break
         size = int.from_bytes(chunk[4:], "little")
         if chunk[:4] == b"data":
-            return _samples(file, name, form, size, block)
+            return _samples(file, name, form, size, live)
         content = _skip(file, size + size % 2)
         form = content if chunk[:4] == b"fmt " else form
     raise damaged(name, "it has no samples")
@@ -78,7 +78,7 @@ def _skip(file: BinaryIO, size: int) -> bytes:
     return first
 
 
-def _samples(file: BinaryIO, name: str, form: bytes, size: int, block: int) -> Sound:
+def _samples(file: BinaryIO, name: str, form: bytes, size: int, live: float | None) -> Sound:
     if len(form) < 16:
         raise damaged(name, "it does not say how its samples are written")
     code, channels, rate, _, step, bits = struct.unpack("<HHIIHH", form[:16])
@@ -90,11 +90,13 @@ def _samples(file: BinaryIO, name: str, form: bytes, size: int, block: int) -> S
     known = (1, 2, 3, 4) if code == _PCM else (4, 8)
     if not channels or width not in known or step != width * channels:
         raise damaged(name, f"{channels} channels of {bits} bits in {step} bytes")
+    block = _BLOCK if live is None else round(live * rate) * step
     return Sound(rate, _blocks(file, name, step, channels, code == _FLOAT, size, block))
 
 
-def raw_sound(head: bytes, file: BinaryIO, name: str, rate: int, block: int) -> Sound:
-    """Read 16-bit numbers, little-endian, of one channel, behind the first ones."""
+def raw_sound(head: bytes, file: BinaryIO, name: str, rate: int, live: float) -> Sound:
+    """Read 16-bit numbers, little-endian, of one channel, behind the first ones, as they come."""
+    block = round(live * rate) * 2
     parts = (_blocks(each, name, 2, 1, False, 0, block) for each in (BytesIO(head), file))
     return Sound(rate, chain.from_iterable(parts))
 

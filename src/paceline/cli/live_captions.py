@@ -27,7 +27,8 @@ _MOST = 60.0  # seconds of sound that wait for captions; what is behind them wai
 def follow_sound(engine: Engine, live: Live, rate: int, form: str) -> bool:
     """Write captions until the sound ends; return whether it did so before Ctrl-C.
 
-    Ctrl-C ends the sound: what was heard is written down. Raises as `audio.read.live_sound`.
+    Ctrl-C ends the sound, and so does a fault in it: what was heard is written down. Raises as
+    `audio.read.live_sound`.
     """
     screen: _Screen = _SCREENS[form if form == "json" else _where()]()
     tokens = forwards = 0
@@ -57,6 +58,8 @@ def follow_sound(engine: Engine, live: Live, rate: int, form: str) -> bool:
         finally:
             live.let_go()
             screen.end()
+    if source.fault is not None:
+        raise source.fault
     remark(
         f"{source.seconds:.0f} s of sound, at most {late:.1f} s behind; "
         f"{tokens / max(1, forwards):.2f} tokens per forward"
@@ -72,9 +75,12 @@ class _Microphone:
     # Standard input, which a thread reads: captions must not wait for it, nor it for them.
 
     def __init__(self, rate: int) -> None:
+        if sys.stdin is None:
+            raise InvalidOption("standard input is closed: pipe sound into the command")
         if sys.stdin.isatty():
             raise InvalidOption("standard input is a terminal: pipe sound into the command")
         self.seconds = 0.0
+        self.fault: BaseException | None = None  # that has ended it
         self._parts: queue.Queue[LogitArray | BaseException | None] = queue.Queue(100)
         self._ended = False
         # A daemon: what never comes must not hold the command up.
@@ -101,10 +107,8 @@ class _Microphone:
         return True
 
     def _give(self, part: LogitArray | BaseException | None, live: Live) -> None:
-        if isinstance(part, BaseException):
-            raise part
-        if part is None:
-            self._ended = True
+        if part is None or isinstance(part, BaseException):
+            self.fault, self._ended = part, True
         else:
             self.seconds += len(part) / RATE
             live.push(part)

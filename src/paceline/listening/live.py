@@ -25,6 +25,7 @@ from paceline.listening.windows import LEAST, Listener, Listening, Transcription
 
 _KEPT = WINDOW // 2  # samples that a window holds before it loses any: words need what came before
 _TEXTS = 2  # that draft the next one, which often goes back on what the last one has changed
+_TOLD = 500  # final words that are kept to be told the next window, which reads about 220 tokens
 _PAUSE = round(0.8 * RATE)  # samples without speech that end what was said
 
 
@@ -139,7 +140,8 @@ class Live:
             texts = (done.token_ids, *self._texts[: _TEXTS - 1])
             self._texts = () if paused else tuple(self._ahead(each, cut) for each in texts)
         self._words = len(words) - gone
-        self._agreement.drop(gone)
+        agreement.drop(gone)
+        del self._final[: -_TOLD - agreement.settled]
         self._lose(cut)
         return LiveCaption(final, draft, drafted, lag)
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.audio.mel import RATE, WINDOW, log_mel
-from paceline.audio.silence import begin_of_speech
+from paceline.audio.silence import SpokenSound
 from paceline.core.target import Listens
-from paceline.core.types import BoolArray, LogitArray, SamplingParams, Speculation
+from paceline.core.types import LogitArray, SamplingParams, Speculation
 from paceline.engine.engine import Completion, Engine, Prepared
 from paceline.engine.hearing import Speech
 from paceline.errors import InvalidOption, ModelError
@@ -130,7 +130,7 @@ class Listener:
         sound: LogitArray,
         asked: Listening,
         at: int = 0,
-        spoken: BoolArray | None = None,
+        spoken: SpokenSound | None = None,
     ) -> Transcription:
         """Begin a transcript; raises InvalidOption for what the model does not know.
 
@@ -138,7 +138,7 @@ class Listener:
             sound: float32 `[n]` at `RATE`.
             asked: how to write it down.
             at: sample where a window of another run has ended.
-            spoken: whether there is speech, for each `CHUNK`: windows begin where there is.
+            spoken: where there is speech: windows begin there.
         """
         if not self.languages and (asked.language not in ("en", None) or asked.translate):
             raise InvalidOption("this model hears English alone: choose a multilingual one")
@@ -167,7 +167,7 @@ class Transcription:
         sound: LogitArray,
         asked: Listening,
         at: int = 0,
-        spoken: BoolArray | None = None,
+        spoken: SpokenSound | None = None,
     ) -> None:
         self._listener, self._samples, self._asked = listener, sound, asked
         self.language = asked.language if listener.languages else "en"
@@ -190,7 +190,7 @@ class Transcription:
         if self._speech is None:
             begin: int | None = 0 if self.language is None else self.at
             if self._spoken is not None:
-                begin = begin_of_speech(self._spoken, begin or 0)
+                begin = self._spoken.begin(begin or 0)
             self._begin = len(self._samples) if begin is None else begin
             self.at = max(self.at, self._begin)
             window = self._samples[self._begin : self._begin + WINDOW]

@@ -94,7 +94,7 @@ def plan_transcript(model: ServedModel, body: TranslationRequest) -> TranscriptP
     seed = secrets.randbits(53) if body.temperature else 0  # else a sound has one transcript
     seed = seed if body.seed is None else body.seed
     spoken = None if model.finder is None else model.finder.speech(sound)
-    if spoken is not None and not spoken.any():
+    if spoken is not None and spoken.begin(0) is None:
         spoken = None  # the model says so itself, for an answer needs a prompt
     try:
         transcription = listener.begin(sound, body.listening(seed), spoken=spoken)

@@ -34,6 +34,7 @@ from paceline.serving.worker import Job, Outbox, Worker
 Json = dict[str, Any]
 _TEXT = "conversation.item.input_audio_transcription."
 _OFFERED = "sec-websocket-protocol"
+_TURNS = 100  # that wait to be written down
 _STEP = 0.05  # seconds of sound in which turns are looked for at once
 _WAIT = 15.0  # seconds between looks at an outbox
 
@@ -236,11 +237,15 @@ class Session:
     async def _listen(self) -> None:
         while True:
             async with asyncio.timeout(self._settings.read_timeout):
-                text = await self._socket.receive_text()
+                message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
             event_id = None
             try:
+                if message.get("text") is None:
+                    raise BadRequest("the event is not read: it has bytes, and events are texts")
                 try:
-                    event = _READ(text)
+                    event = _READ(message["text"])
                 except msgspec.MsgspecError as error:
                     raise BadRequest(f"the event is not read: {error}") from error
                 event_id = event.event_id
@@ -257,15 +262,25 @@ class Session:
             await self._tell("session.updated", session=self._told())
         elif isinstance(event, ClearEvent):
             item.cleared = True
+            if len(self._items) > 1:  # no step has begun with it
+                self._items.pop()
             if self._turns is not None:
                 self._turns = SpokenTurns(self._finder, self._turns.asked)
             self._begin()
             await self._tell("input_audio_buffer.cleared")
         elif item.quiet or not item.seconds:
             raise BadRequest("input_audio_buffer: it is empty: append sound before a commit")
+        elif len(self._items) > _TURNS:
+            raise BadRequest(f"input_audio_buffer: {_TURNS} turns wait: commit more seldom")
         else:
             await self._commit(item)
         self._more.set()
+
+    @property
+    def _waiting(self) -> float:
+        # Seconds of sound that no step has heard.
+        live = 0.0 if self._live is None else self._live.waiting
+        return live + sum(len(each) for one in self._items for each in [*one.waiting]) / RATE
 
     def _begin(self) -> None:
         quiet = self._turns is not None and not self._turns.speaking
@@ -287,9 +302,10 @@ class Session:
             raise BadRequest("audio: numbers have two bytes: send whole ones", "audio")
         rate, most = self._format.rate, self._settings.max_sound
         seconds = len(raw) / 2 / rate
-        held = sum(len(each) for one in [*self._items] for each in [*one.waiting]) / RATE
+        held = self._waiting
         if most is not None and held + seconds > most:
             raise BadRequest(f"audio: {held:.0f} s wait to be heard: send it more slowly", "audio")
+        self.ticket.hold(1, 0, math.ceil(held + seconds))
         samples = np.frombuffer(raw, "<i2").astype(np.float64) / 32768
         if self._turns is None:
             await asyncio.to_thread(self._items[-1].add, samples)
@@ -356,7 +372,7 @@ class Session:
             await self._more.wait()
             self._more.clear()
             while await self._step(self._items[0]):
-                pass
+                self.ticket.hold(1, 0, math.ceil(self._waiting))
 
     async def _step(self, item: Item) -> bool:
         # Whether there may be more to do.
