@@ -234,6 +234,12 @@ def test_a_sound_that_comes_is_that_of_a_file(rate: int, tmp_path: Path) -> None
         assert np.array_equal(np.concatenate(parts), whole)
         # It comes as it is said: a twentieth of a second at once.
         assert max(map(len, parts)) < 0.1 * RATE
+        assert len(parts) < 40
+    wide = np.repeat(np.frombuffer(raw, "<i2"), 32).tobytes()
+    content = write(tmp_path / "a.wav", wide, channels=32, rate=rate).read_bytes()
+    parts = [*live_sound(io.BytesIO(content))]
+    assert np.array_equal(np.concatenate(parts), whole)
+    assert len(parts) < 40
     wrong = np.concatenate([*live_sound(io.BytesIO(raw), 2 * rate)])
     assert len(wrong) == len(whole) / 2
 
