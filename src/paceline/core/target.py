@@ -439,6 +439,11 @@ class Heard(Protocol):
 class HearsOn(Protocol):
     """A target whose encoder hears a sound in parts, and makes the rows of a part once."""
 
+    @property
+    def longest_sound(self) -> int:
+        """Most rows of a sound."""
+        ...
+
     def hear(self, frames: LogitArray, sees: IntArray, heard: Heard | None = None) -> Heard:
         """Encode the next frames of a sound, or the first ones, and return it.
 

@@ -232,9 +232,14 @@ def _matrices(config: ModelConfig, gguf: bool) -> Iterator[str]:
     # Canonical names of whatever a model of the config may have.
     family = family_of(config)
     yield from ("embed", "head")
-    for layer in range(config.layers):
+    sides = [("", config.layers)]
+    if config.encoder is not None:
+        sides.append(("encoder.", config.encoder.layers))
+    for side, layer in ((side, layer) for side, count in sides for layer in range(count)):
         for part in family.gguf_parts if gguf else family.hf_parts:
-            if not part.startswith("experts."):
+            if side:
+                yield f"{side}layers.{layer}.{part}"
+            elif not part.startswith("experts."):
                 yield f"layers.{layer}.{part}"
             elif config.experts is not None and not gguf:
                 for expert in range(config.experts.count):

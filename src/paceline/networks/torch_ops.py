@@ -145,6 +145,9 @@ class TorchOps:
     def norm(
         self, x: Tensor, name: str, *, residual: Tensor | None = None, heads: int = 1
     ) -> Tensor:
+        if (bias := self._weights.bias(name)) is not None:
+            out = functional.layer_norm(x, x.shape[-1:], self.weight(name), bias, self._eps)
+            return out if residual is None else residual + out
         parts = _parted(x, x.shape[-1] // heads) if heads > 1 else x
         weights, out = self._weights.tensor(name), self._normed(parts)
         weights = weights.reshape(-1, out.shape[-1]) if heads > 1 else weights

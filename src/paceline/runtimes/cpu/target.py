@@ -310,6 +310,10 @@ class CpuTarget(Runtime):
         assert self._writer is not None
         return self._writer.write(frames, self.threads)
 
+    @property
+    def longest_sound(self) -> int:
+        return 0 if self.config.encoder is None else self.config.encoder.rows
+
     def hear(self, frames: LogitArray, sees: IntArray, heard: CpuSound | None = None) -> CpuSound:
         past = 0 if heard is None else heard.memory.length
         shape = check_frames(self.config, frames, past)

@@ -134,6 +134,10 @@ class ReferenceTarget(Runtime):
     def encode(self, frames: LogitArray) -> ReferenceCache:
         return self.hear(frames, np.full(len(frames) // 2, len(frames) // 2)).memory
 
+    @property
+    def longest_sound(self) -> int:
+        return 0 if self.config.encoder is None else self.config.encoder.rows
+
     def hear(
         self, frames: LogitArray, sees: IntArray, heard: ReferenceSound | None = None
     ) -> ReferenceSound:

@@ -1,0 +1,113 @@
+"""Captions of a causal encoder: those of what was heard, whatever came before and in which pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.listening.test_windows import END, TIMES, engine, noise
+
+from paceline.audio.mel import MelStream
+from paceline.core.target import Rows
+from paceline.errors import InvalidOption
+from paceline.listening.windows import Listener
+from paceline.methods.careless.captions import CausalCaptions, chunk_ends, prompt_of
+
+
+@pytest.fixture(scope="module")
+def listener() -> Listener:
+    return Listener(engine(rows=75))
+
+
+def captions(listener: Listener, sound: np.ndarray, piece: int, **options: Any) -> list[list[int]]:
+    """The captions behind each piece of a sound, and that of its end."""
+    own = CausalCaptions(listener, **options)
+    found = []
+    for begin in range(0, len(sound), piece):
+        if own.push(sound[begin : begin + piece]):
+            found.append([*own.final, *own.caption])
+    own.end()
+    own.let_go()
+    return [*found, [*own.final, *own.caption]]
+
+
+def test_a_caption_is_that_of_a_sound_that_ends_there(listener: Listener) -> None:
+    sound = noise(1.4, 3)
+    found = captions(listener, sound, 4800 + 40, chunk=15)
+    assert len({tuple(each) for each in found}) > 1
+    for number, caption in enumerate(found[:-1], 1):
+        own = CausalCaptions(listener, 15)
+        own.push(sound[: number * 4840])
+        assert own.caption == caption
+        own.let_go()
+    assert captions(listener, sound, 100, chunk=15)[-1] == found[-1]
+    assert captions(listener, sound, len(sound), chunk=15)[-1] == found[-1]
+
+
+def test_the_caption_is_the_greedy_text_of_the_masked_encoder(listener: Listener) -> None:
+    sound = noise(1.4, 5)
+    [*_, caption] = captions(listener, sound, 1000, chunk=10)
+    stream = MelStream(20)
+    frames = np.concatenate([stream.push(sound), stream.end()])
+    target: Any = listener.engine.decoder.target
+    heard = target.hear(frames, chunk_ends(0, len(frames) // 2, 10))
+    cache = target.open_to(heard.memory)
+    rows, written = prompt_of(listener, "en"), []
+    for _ in range(len(caption) + 1):
+        logits = target.forward([Rows.draft(cache, rows)])[0].logits[-1].copy()
+        target.keep(cache, len(rows), ())
+        logits[[*listener.rules.suppressed, *range(TIMES, 64)]] = -np.inf
+        logits[list(listener.rules.first) if not written else []] = -np.inf
+        rows = [int(logits.argmax())]
+        written += rows
+    target.release(cache)
+    target.let_go(heard)
+    assert len(caption) > 3
+    assert written[:-1] == caption
+    assert written[-1] == END or len(caption) == 64 - 2
+
+
+def test_looking_back_at_less_changes_only_the_end(listener: Listener) -> None:
+    sound = noise(1.4, 3)
+    every = captions(listener, sound, 4840, chunk=15)
+    assert captions(listener, sound, 4840, chunk=15, look_back=1000)[0] == every[0]
+    for back in (0, 2):
+        found = captions(listener, sound, 4840, chunk=15, look_back=back)
+        for before, after in zip(found, found[1:], strict=False):
+            kept = max(0, len(before) - back)
+            assert after[:kept] == before[:kept]
+    assert found != every
+
+
+def test_a_full_window_is_followed_by_another(listener: Listener) -> None:
+    sound = noise(4.0, 1)
+    own = CausalCaptions(listener, 20)
+    own.push(sound)
+    own.end()
+    assert own.final
+    first = CausalCaptions(listener, 20)
+    first.push(sound[: 60 * 320 + 40])
+    assert own.final[: len(first.caption)] == first.caption
+    own.let_go()
+    first.let_go()
+    target: Any = listener.engine.decoder.target
+    assert target._writer.pool.free == target._writer.pool.blocks
+
+
+def test_nothing_heard_is_nothing_said(listener: Listener) -> None:
+    own = CausalCaptions(listener)
+    assert not own.push(noise(0.1))
+    own.let_go()
+    assert own.caption == own.final == []
+    own.end()
+    assert own.forwards
+    own.let_go()
+
+
+def test_wrong_numbers_are_refused(listener: Listener) -> None:
+    for wrong in ({"chunk": 0}, {"chunk": 76}, {"look_back": -1}):
+        with pytest.raises(InvalidOption, match=next(iter(wrong))):
+            CausalCaptions(listener, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="not finite"):
+        CausalCaptions(listener).push(np.full(9, np.inf, np.float32))
