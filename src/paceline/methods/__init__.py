@@ -101,6 +101,7 @@ METHODS: Index = {
         "streaming-thinker": "paceline.methods.streams.thinking:StreamingThinker",
         "think-while-watching": "paceline.methods.streams.notes:NoteTaker",
         "streaminnc": "paceline.methods.streams.windows:WindowStream",
+        "careless-whisper": "paceline.methods.careless.captions:CausalCaptions",
         "flash-vstream": "paceline.methods.streams.memories:StarMemory",
         "videostreaming": "paceline.methods.streams.memories:ClipMemory",
     },

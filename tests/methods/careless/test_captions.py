@@ -1,7 +1,8 @@
-"""Captions of a causal encoder: those of what was heard, whatever came before and in which pieces."""
+"""Captions of a causal encoder: those of what was heard, in whichever pieces it came."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def test_looking_back_at_less_changes_only_the_end(listener: Listener) -> None:
     assert captions(listener, sound, 4840, chunk=15, look_back=1000)[0] == every[0]
     for back in (0, 2):
         found = captions(listener, sound, 4840, chunk=15, look_back=back)
-        for before, after in zip(found, found[1:], strict=False):
+        for before, after in pairwise(found):
             kept = max(0, len(before) - back)
             assert after[:kept] == before[:kept]
     assert found != every

@@ -1,1 +1,1 @@
-"""CarelessWhisper (Krichli, Raj and Keshet 2025, arXiv:2508.12301): a Whisper that hears forward."""
+"""CarelessWhisper (Krichli, Raj and Keshet 2025, arXiv:2508.12301): Whisper as sound comes."""

@@ -1,8 +1,8 @@
 """Captions by an encoder that hears as sound comes: what it made of a chunk it never makes again.
 
-With every chunk the last caption is verified in one pass, and goes on from where it no longer holds.
-So it is the greedy text of all that was heard, as if the sound had ended there. The paper looks at
-the last two tokens alone, which is cheaper by some rows of the decoder and leaves what was wrong.
+With every chunk the last caption is verified in one pass, and goes on from where it no longer
+holds. So it is the greedy text of all that was heard, as if the sound had ended there. The paper
+looks at the last two tokens alone, which spares rows of the decoder and leaves what was wrong.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CausalCaptions(Described):
 
     name: ClassVar[str] = "careless-whisper"
     guarantee: ClassVar[str] = "lossy: another encoder; streaming is its masked pass, bit for bit"
-    requires: ClassVar[str] = "a Whisper with an adapter of `paceline train causal`; none ships"
+    requires: ClassVar[str] = "a Whisper and an adapter for it (paceline train causal); none ships"
     paper: ClassVar[str] = "after CarelessWhisper, Krichli et al. 2025, arXiv:2508.12301"
 
     def __init__(
@@ -83,7 +83,7 @@ class CausalCaptions(Described):
         self._listener, self._target, self._hears = listener, listener.engine.decoder.target, target
         self._context = self._target.capabilities.max_context
         rules = listener.rules
-        # Neither marks nor times nor what nobody speaks; nor, first of all, what no text begins with.
+        # Neither marks nor times, nor what nobody speaks.
         self._unsaid = [*rules.suppressed, *range(rules.times, rules.vocabulary)]
         self._chunk, self._look_back, self._language = chunk, look_back, language
         self._mel = MelStream(2 * chunk, listener.mels)

@@ -54,9 +54,7 @@ def read_spoken(folder: Path, tokenizer: Tokenizer, longest: float) -> list[Spok
         tokens = tuple(token for each in pieces for token in each)
         found.append(Spoken(path, tokens, ends, len(sound) / RATE))
     if not found:
-        raise InvalidOption(
-            f"{folder} has no NAME.wav with a NAME.txt: give sounds and their texts"
-        )
+        raise InvalidOption(f"{folder} has no NAME.wav with a NAME.txt: give sounds and texts")
     return found
 
 
