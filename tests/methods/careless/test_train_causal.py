@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 from tests.audio.test_read import write
 from tests.helpers.tiny_whisper import WhisperWeights, sound, tiny_whisper
-from tests.listening.test_windows import noise
+from tests.listening.test_windows import engine, noise
 
 from paceline.core.target import Rows
 from paceline.errors import InvalidOption
@@ -32,7 +32,7 @@ from paceline.methods.careless.training import (  # noqa: E402
     publish,
 )
 
-CONFIG = tiny_whisper(vocab_size=96)
+CONFIG = tiny_whisper()
 RECIPE = CausalRecipe(steps=4, rank=4, rate=0.01, chunks="5,10")
 
 
@@ -153,3 +153,32 @@ def test_the_adapter_is_what_was_trained(folder: Path, tmp_path: Path) -> None:
 def test_chunks_are_numbers() -> None:
     with pytest.raises(InvalidOption, match="chunks"):
         CausalRecipe(chunks="5,x")
+
+
+def test_the_command_trains_what_a_model_lacks(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.cli import options
+    from paceline.methods.careless import command
+    from paceline.registry.options import Options
+
+    class Source:
+        config, name = CONFIG, "tiny"
+
+        def weights(self) -> Any:
+            return WhisperWeights(CONFIG)
+
+    own = engine(rows=75)
+    monkeypatch.setattr(options, "load", lambda asked: (own, Source()))
+    asked, out = Options(model="tiny", threads=1), tmp_path / "factors"
+    with pytest.raises(InvalidOption, match="40 or more"):
+        command.causal(data=folder, out=out, recipe=RECIPE, asked=asked)
+    monkeypatch.setattr(command, "_HELD_OUT", 3)
+    monkeypatch.setattr(command, "_LONGEST", 1.0)
+    command.causal(data=folder, out=out, recipe=RECIPE, asked=asked)
+    assert sorted(each.name for each in out.iterdir()) == [
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "card.json",
+    ]

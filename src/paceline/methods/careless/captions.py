@@ -8,7 +8,7 @@ looks at the last two tokens alone, which spares rows of the decoder and leaves 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -80,7 +80,8 @@ class CausalCaptions(Described):
         self._rows = longest // chunk * chunk
         if listener.languages and language not in listener.languages:
             raise InvalidOption(f"language {language!r} is unknown: give a code such as en")
-        self._listener, self._target, self._hears = listener, listener.engine.decoder.target, target
+        self._listener = listener
+        self._target: Any = target
         self._context = self._target.capabilities.max_context
         rules = listener.rules
         # Neither marks nor times, nor what nobody speaks.
@@ -108,7 +109,7 @@ class CausalCaptions(Described):
     def let_go(self) -> None:
         """Free what was heard."""
         if self._heard is not None:
-            self._hears.let_go(self._heard)
+            self._target.let_go(self._heard)
             self._heard = None
 
     def _hear(self, frames: LogitArray) -> bool:
@@ -120,7 +121,7 @@ class CausalCaptions(Described):
                 past = 0
             part = frames[: 2 * (self._rows - past)]
             sees = chunk_ends(past, past + len(part) // 2, self._chunk)
-            self._heard = self._hears.hear(part, sees, self._heard)
+            self._heard = self._target.hear(part, sees, self._heard)
             self._write()
             frames = frames[len(part) :]
         return new

@@ -53,7 +53,7 @@ def adapted(config: ModelConfig) -> list[str]:
     return own + [f"layers.{layer}.{part}" for layer in range(config.layers) for part in parts]
 
 
-class Adapted:
+class FactoredTensors:
     """Weights of a model in float32 with factors beside them; `networks.torch_ops.Tensors`."""
 
     def __init__(self, weights: Weights, factors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
@@ -109,7 +109,7 @@ class _HearingOps(TorchOps):
 
     def __init__(
         self,
-        weights: Adapted,
+        weights: FactoredTensors,
         eps: float,
         memory: Memory,
         sees: IntArray | None = None,
@@ -130,9 +130,8 @@ class _HearingOps(TorchOps):
         return functional.pad(x, (0, 0, 0, 1))[:, read].flatten(-2)
 
     def store(self, layer: int, kv: Tensor, heads: Heads) -> None:
-        parted = kv.unflatten(-1, (-1, heads.width)).transpose(1, 2)
-        keys, values = parted.split(heads.kv_heads, dim=1)
-        self._memory[layer] = keys, values
+        parted = kv.reshape(*kv.shape[:2], -1, heads.width).transpose(1, 2)
+        self._memory[layer] = parted[:, : heads.kv_heads], parted[:, heads.kv_heads :]
 
 
 class CausalWhisper:
@@ -143,7 +142,7 @@ class CausalWhisper:
     ) -> None:
         assert config.encoder is not None
         self.config, self.shape = config, config.encoder
-        self._weights = Adapted(weights, factors)
+        self._weights = FactoredTensors(weights, factors)
 
     def hear(self, frames: Tensor, sees: IntArray) -> Memory:
         """Return the memory of float32 `[sounds, 2 * rows, mels]`; `sees` is as of `HearsOn`."""
