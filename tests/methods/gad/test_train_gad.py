@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.helpers.tiny_whisper import WhisperWeights, sound
+from tests.helpers.tiny_whisper import WhisperWeights
 from tests.listening.test_windows import engine, noise
 from tests.methods.gad.heard import CONFIG, IDS, cpu, network, opened
 
@@ -42,7 +42,9 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptWindows:
     rng, found = np.random.default_rng(0), KeptWindows(folder, "tiny")
     for seed in (0, 1):
         tokens = [41, 42, *rng.permutation(IDS)[: LENGTH - 2].tolist()]
-        _write(folder / f"s-{seed}.npz", cpu(), sound(seed), tokens, 2)
+        cache = opened(cpu(), seed)
+        _write(folder / f"s-{seed}.npz", cpu(), cache, tokens, 2)
+        cpu().release(cache)
     (folder / "s.done").touch()
     found.__dict__["_paths"] = found._paths * 21
     return found

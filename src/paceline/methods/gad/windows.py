@@ -51,6 +51,7 @@ class KeptWindows:
         """
         listener = Listener(engine)
         target = engine.decoder.target
+        hears = cast(Listens, target)
         for file in files:
             sound = read_sound(file)
             name = hashlib.sha256(sound.tobytes()).hexdigest()[:16]
@@ -61,13 +62,18 @@ class KeptWindows:
             try:
                 while (asked := transcript.next()) is not None:
                     at, completion = transcript.at, engine.generate(asked)
-                    transcript.heard(completion)
-                    stands = transcript.at > at and not transcript.window.temperature
-                    if stands and asked.constraint is not None and asked.speech is not None:
-                        path = self._folder / f"{name}-{count:05}.npz"
-                        tokens = [*asked.tokens, *completion.token_ids]
-                        _write(path, target, asked.speech.frames, tokens, len(asked.tokens))
-                        count += 1
+                    assert asked.speech is not None
+                    cache = hears.open_to(asked.speech.memory)
+                    try:
+                        transcript.heard(completion)
+                        stands = transcript.at > at and not transcript.window.temperature
+                        if stands and asked.constraint is not None:
+                            path = self._folder / f"{name}-{count:05}.npz"
+                            tokens = [*asked.tokens, *completion.token_ids]
+                            _write(path, target, cache, tokens, len(asked.tokens))
+                            count += 1
+                    finally:
+                        target.release(cache)
             finally:
                 transcript.let_go()
             write_atomically(done, "")
@@ -100,19 +106,13 @@ class KeptWindows:
 
 
 def _write(
-    path: Path, target: Target, frames: LogitArray, tokens: Sequence[int], prompt_length: int
+    path: Path, target: Target, cache: Any, tokens: Sequence[int], prompt_length: int
 ) -> None:
-    hears = cast(Listens, target)
-    memory = hears.encode(frames)
-    cache = hears.open_to(memory)
-    target.release(memory)
-    try:
-        features = target.prefill(cache, tokens, True)
-        assert features is not None
-        looked_at = np.stack([hears.heard(cache, layer) for layer in _LOOKED_AT])
-        rows = rows_of_sound(hears, cache)
-    finally:
-        target.release(cache)
+    # The cache is empty, and looks at the sound.
+    hears, features = cast(Listens, target), target.prefill(cache, tokens, True)
+    assert features is not None
+    looked_at = np.stack([hears.heard(cache, layer) for layer in _LOOKED_AT])
+    rows = rows_of_sound(hears, cache)
     kept = {"features": features, "looked_at": looked_at, "rows": rows}
     halves: dict[str, Any] = {name: each.astype(np.float16) for name, each in kept.items()}
     with written_file(path, _ADVICE) as part, part.open("wb") as file:
