@@ -3,6 +3,7 @@
     python benchmarks/peers/make.py speech
     python -m benchmarks.speech sounds --text BOOK.txt --minutes 60 --out sounds
     python -m benchmarks.speech compare --sounds sounds --model WHISPER --record NAME
+    python -m benchmarks.speech same --sounds sounds --model WHISPER --drafter recycling
 
 A sound is a paragraph of a text that a voice speaks (hibari, from its package), so that its words
 are known; any folder of `NAME.wav` and `NAME.txt` does as well. WHISPER is a directory of
@@ -16,10 +17,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
+
+from benchmarks.speech.same import COLUMNS as SAME
+from benchmarks.speech.same import clips, rows, same, ways
 
 from paceline.core.cache import make_dir, read_text, write_atomically
 from paceline.errors import EngineFailed, InvalidOption, PacelineError
@@ -27,6 +32,7 @@ from paceline.lab.audit.named import interpreter
 from paceline.lab.measure import results
 from paceline.lab.measure.machine import dumps
 from paceline.lab.measure.report import aligned
+from paceline.registry.options import Options
 
 OURS = "paceline"
 Transcriber = Callable[[Path], tuple[str, float]]
@@ -203,6 +209,41 @@ def _compare(given: argparse.Namespace, worker: Worker) -> int:
     return 0
 
 
+def _same(given: argparse.Namespace) -> int:
+    sounds = [*islice(clips(sorted(given.sounds.glob("*.wav")), given.seconds), given.count)]
+    if not sounds:
+        raise InvalidOption(f"{given.sounds} has no WAV files: make them by `sounds`")
+    asked = Options(
+        model=given.model,
+        threads=given.threads,
+        precision=given.precision,
+        nodes=given.nodes,
+        depth=given.nodes,
+    )
+    table, faults = [], []
+    for temperature in given.temperature or [0.0, 0.7]:
+        named = ways(given.drafter or ["recycling"], temperature)
+        found, encoder = same(asked, sounds, named, temperature)
+        more, wrong = rows(named, found, encoder, temperature)
+        table += more
+        faults += [f"temperature {temperature}: {each}" for each in wrong]
+    print(aligned([SAME, *(list(map(str, row)) for row in table)]))
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if given.record is not None:
+        length = "whole" if given.seconds is None else f"of {given.seconds:g} s"
+        words = f"--sounds sounds --model {Path(given.model).name}"
+        results.record(
+            Path("docs/results/data") / f"{given.record}.json",
+            f"One sound, one text: {Path(given.model).name}, sounds {length}",
+            "speech",
+            f"python -m benchmarks.speech same {words}",
+            SAME,
+            table,
+        )
+    return 1 if faults else 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Make sounds, or compare engines on them."""
     parser = argparse.ArgumentParser(prog="speech", description=(__doc__ or "").splitlines()[0])
@@ -222,8 +263,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     turns.add_argument("--count", type=int, help="of sounds at most")
     turns.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
     turns.add_argument("--json", action="store_true", help="print results as JSON")
+    alike = kinds.add_parser("same", help="write sounds down in many ways")
+    alike.add_argument("--sounds", type=Path, required=True, metavar="FOLDER")
+    alike.add_argument("--model", required=True)
+    alike.add_argument("--drafter", action="append", help="repeatable; default: recycling")
+    alike.add_argument("--nodes", type=int, help="of every draft; default: by cost")
+    alike.add_argument("--temperature", type=float, action="append", help="repeatable")
+    alike.add_argument("--seconds", type=float, help="of the pieces that sounds are cut to")
+    alike.add_argument("--count", type=int, help="of sounds at most")
+    alike.add_argument("--precision")
+    alike.add_argument("--threads", type=int, default=1)
+    alike.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
     given = parser.parse_args(argv)
     try:
+        if given.kind == "same":
+            return _same(given)
         worker = Worker()
         if given.kind == "compare":
             return _compare(given, worker)

@@ -6,10 +6,16 @@ import importlib
 import json
 import subprocess
 import sys
+import wave
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tests.helpers.tiny_whisper import save_whisper
 
+from paceline.audio.mel import RATE
+
+ways = importlib.import_module("benchmarks.speech.same")
 speech = importlib.import_module("benchmarks.speech.__main__")
 WORKER = Path(__file__).parents[2] / "benchmarks/speech/worker.py"
 
@@ -67,3 +73,47 @@ def test_no_sounds_and_no_environment_are_one_line(
     monkeypatch.setattr(speech, "interpreter", lambda name: Path(sys.executable))
     assert speech.main(["compare", *options]) == 2
     assert "has no WAV files" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def noises(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A folder of sounds, and a Whisper."""
+    folder, rng = tmp_path_factory.mktemp("noises"), np.random.default_rng(0)
+    with wave.open(str(folder / "0.wav"), "wb") as file:
+        file.setparams((1, 2, RATE, 0, "NONE", ""))
+        file.writeframes((rng.normal(size=13 * RATE) * 3000).astype("<i2").tobytes())
+    return str(folder), str(save_whisper(tmp_path_factory.mktemp("whisper")))
+
+
+def test_one_sound_has_one_text_and_what_is_wrong_is_found(
+    noises: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, model = noises
+    (tmp_path / "docs/results/data").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ways, "_STEPS", 2)
+    monkeypatch.setattr(ways, "FEW", 4)
+    words = f"same --sounds {folder} --model {model} --seconds 1 --count 12 --nodes 4"
+    assert speech.main([*words.split(), "--record", "same"]) == 0, capsys.readouterr().err
+    found = json.loads((tmp_path / "docs/results/data/same.json").read_text())
+    rows = {(row[0], row[1]): row for row in found["rows"]}
+    assert rows["drafts of recycling", 0.0][2:4] == [12, 12]
+    assert rows["a batch of 8, texts give way", 0.7][2:4] == [12, 12]
+    assert rows["another seed", 0.7][3] < rows["another seed", 0.7][2] == 4
+    assert rows["drafts of recycling", 0.0][4] > 1, "drafts save forwards"
+
+
+def test_texts_that_differ_are_told() -> None:
+    named = ways.ways(["recycling"], 0.0)
+    one, other = ((1, 2),), ((1, 3),)
+    found = {way.name: ways.Written([one, other], seconds=1.0) for way in named}
+    found["a batch of 8"].texts = [one, one]
+    _, faults = ways.rows(named, found, 1.0, 0.0)
+    assert faults == [
+        "recycling, what is near the best: no text differs, so that a difference is not found",
+        "a batch of 8: 1 of 2 texts differ",
+        "a batch of 8, texts give way: no text gave way to another",
+    ]

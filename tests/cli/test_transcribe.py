@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
-import torch
 from safetensors.numpy import save_file
 from tests.helpers.tiny_model import save_gguf, tiny_config
-from transformers import WhisperConfig, WhisperForConditionalGeneration
+from tests.helpers.tiny_whisper import save_whisper
 
 from paceline.audio import read, silence
 from paceline.audio.mel import RATE
@@ -29,29 +27,10 @@ from paceline.listening import transcripts
 from paceline.listening.windows import Listener, Transcription
 from paceline.serving import logs, server
 
-MARKS = ("endoftext", "startoftranscript", "en", "translate", "transcribe", "notimestamps")
-WORDS = 40
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("whisper")
-    torch.manual_seed(5)
-    small = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 64}
-    for side in ("encoder", "decoder"):
-        small |= {f"{side}_attention_heads": 2, f"{side}_ffn_dim": 96}
-    ids = {"pad_token_id": 0, "bos_token_id": WORDS, "eos_token_id": WORDS}
-    more = {"decoder_start_token_id": WORDS + 1, "init_std": 0.3, "max_target_positions": 32}
-    config: Any = WhisperConfig(
-        **small, **ids, **more, suppress_tokens=None, begin_suppress_tokens=None
-    )
-    WhisperForConditionalGeneration(config).save_pretrained(path)
-    words = {f"w{i}": i for i in range(WORDS)}
-    core = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
-    core.add_special_tokens([f"<|{each}|>" for each in MARKS])
-    core.add_tokens([f"<|{0.02 * i:.2f}|>" for i in range(64 - WORDS - len(MARKS))])
-    core.save(str(path / "tokenizer.json"))
-    return path
+    return save_whisper(tmp_path_factory.mktemp("whisper"))
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import tokenizers
+import torch
+from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from paceline.audio.silence import CHUNK, SpokenSound
 from paceline.lab.measure.fingerprint import RandomWeights
@@ -72,3 +76,27 @@ class LoudFinder:
             return np.abs(chunks).max(axis=1) > 0.01 if whole else np.zeros(0, np.bool_)
 
         return SimpleNamespace(feed=feed)
+
+
+MARKS = ("endoftext", "startoftranscript", "en", "translate", "transcribe", "notimestamps")
+WORDS = 40
+
+
+def save_whisper(path: Path) -> Path:
+    """Save one as transformers does, whose tokenizer has so many words, and times."""
+    torch.manual_seed(5)
+    small = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 64}
+    for side in ("encoder", "decoder"):
+        small |= {f"{side}_attention_heads": 2, f"{side}_ffn_dim": 96}
+    ids = {"pad_token_id": 0, "bos_token_id": WORDS, "eos_token_id": WORDS}
+    more = {"decoder_start_token_id": WORDS + 1, "init_std": 0.3, "max_target_positions": 32}
+    config: Any = WhisperConfig(
+        **small, **ids, **more, suppress_tokens=None, begin_suppress_tokens=None
+    )
+    WhisperForConditionalGeneration(config).save_pretrained(path)
+    words = {f"w{i}": i for i in range(WORDS)}
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    core.add_special_tokens([f"<|{each}|>" for each in MARKS])
+    core.add_tokens([f"<|{0.02 * i:.2f}|>" for i in range(64 - WORDS - len(MARKS))])
+    core.save(str(path / "tokenizer.json"))
+    return path
