@@ -1,0 +1,303 @@
+"""What a memory of constant size still knows of an hour of sound (Flash-VStream).
+
+    python -m benchmarks.watching.memories --model WHISPER --sounds FOLDER --features FILE.npy \\
+        --record streams-memories
+
+An hour of speech, in which short sounds of other kinds come at random minutes: sirens, bells, rain
+and so on. Frames are two seconds of what the decoder of a Whisper is given, the values of its first
+layer. Another sound of a kind is then heard, and asked when there was one like it: its nearest row
+of a memory, and the frame of the hour nearest to that. Memories of as many rows are the clusters,
+frames drawn with equal chances (a reservoir) and the newest ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import mean
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.audio.mel import RATE, WINDOW, log_mel
+from paceline.audio.read import read_sound
+from paceline.core.types import LogitArray
+from paceline.errors import InvalidOption, PacelineError
+from paceline.lab.measure import results
+from paceline.lab.measure.machine import dumps
+from paceline.lab.measure.report import aligned
+from paceline.methods.streams.memories import Sizes, StarMemory
+from paceline.registry.loading import load_model, make_engine
+from paceline.registry.options import Options
+
+SECONDS, PATCHES, COARSE = 2, 10, 2
+"""Of a frame: how long it is, its rows, and those of a cluster."""
+EVENT = 3  # frames
+ROWS = 25  # of each memory: the paper's clusters
+Floats = npt.NDArray[np.float64]
+Row = dict[str, Any]
+
+
+def _tone(hertz: Any, seconds: float) -> Floats:
+    turns = np.cumsum(np.broadcast_to(hertz, int(seconds * RATE))) / RATE
+    return np.sin(2 * np.pi * turns)
+
+
+def _every(sound: Floats, gap: float, seconds: float) -> Floats:
+    out = np.zeros(int(seconds * RATE))
+    for begin in range(0, len(out), int(gap * RATE)):
+        part = sound[: len(out) - begin]
+        out[begin : begin + len(part)] += part
+    return out
+
+
+def _fading(hertz: float, draws: np.random.Generator) -> Floats:
+    fade = np.exp(-np.arange(int(1.5 * RATE)) / (0.3 * RATE))
+    return sum(_tone(hertz * part, 1.5) for part in (1, 2.76, 5.4)) * fade / 3
+
+
+def _siren(draws: np.random.Generator, seconds: float) -> Floats:
+    slow = _tone(draws.uniform(0.4, 0.6), seconds)
+    return _tone(draws.uniform(700, 800) + 300 * slow, seconds)
+
+
+def _beeps(draws: np.random.Generator, seconds: float) -> Floats:
+    return _every(_tone(draws.uniform(950, 1050), 0.1), draws.uniform(0.45, 0.55), seconds)
+
+
+def _rain(draws: np.random.Generator, seconds: float) -> Floats:
+    return draws.standard_normal(int(seconds * RATE)) / 3
+
+
+def _waves(draws: np.random.Generator, seconds: float) -> Floats:
+    return np.cumsum(_rain(draws, seconds)) / 60 * (1 + _tone(draws.uniform(0.2, 0.3), seconds)) / 2
+
+
+def _bell(draws: np.random.Generator, seconds: float) -> Floats:
+    return _every(_fading(draws.uniform(380, 420), draws), 1.6, seconds)
+
+
+def _clock(draws: np.random.Generator, seconds: float) -> Floats:
+    click = draws.standard_normal(80) * np.exp(-np.arange(80) / 15)
+    return _every(click, draws.uniform(0.22, 0.28), seconds)
+
+
+def _hum(draws: np.random.Generator, seconds: float) -> Floats:
+    return sum(_tone(50 * part, seconds) / part for part in range(1, 9)) * draws.uniform(0.3, 0.4)
+
+
+def _chord(draws: np.random.Generator, seconds: float) -> Floats:
+    low = draws.uniform(210, 230)
+    return sum(_tone(low * part, seconds) for part in (1, 5 / 4, 3 / 2, 2)) / 4
+
+
+def _birds(draws: np.random.Generator, seconds: float) -> Floats:
+    chirp = _tone(np.linspace(3000, draws.uniform(4500, 5000), int(0.12 * RATE)), 0.12)
+    return _every(chirp, draws.uniform(0.25, 0.35), seconds)
+
+
+def _drum(draws: np.random.Generator, seconds: float) -> Floats:
+    beat = _tone(np.linspace(120, 50, int(0.2 * RATE)), 0.2) * np.linspace(1, 0, int(0.2 * RATE))
+    return _every(beat, draws.uniform(0.35, 0.45), seconds)
+
+
+KINDS: Sequence[Callable[[np.random.Generator, float], Floats]] = (
+    *(_siren, _beeps, _rain, _waves, _bell, _clock, _hum, _chord, _birds, _drum),
+)
+
+
+def hour(sounds: Path, minutes: int, seed: int) -> tuple[LogitArray, dict[int, int]]:
+    """Return samples of speech with other sounds in it, and by kind the frame where it begins.
+
+    InvalidOption: there are not so many minutes.
+    """
+    parts, have = list[LogitArray](), 0
+    for path in sorted(sounds.glob("*.wav")):
+        parts.append(read_sound(path))
+        have += len(parts[-1])
+        if have >= minutes * 60 * RATE:
+            break
+    else:
+        raise InvalidOption(f"{sounds} has {have / RATE / 60:.1f} minutes of WAV: give more")
+    sound = np.concatenate(parts)[: minutes * 60 * RATE]
+    draws = np.random.default_rng((seed, 0))
+    places = draws.choice(len(sound) // (SECONDS * RATE * EVENT) - 1, len(KINDS), replace=False)
+    begins = {kind: int(at) * EVENT for kind, at in enumerate(places)}
+    for kind, at in begins.items():
+        begin = at * SECONDS * RATE
+        sound[begin : begin + EVENT * SECONDS * RATE] = heard(kind, seed, EVENT * SECONDS)
+    return sound, begins
+
+
+def heard(kind: int, seed: int, seconds: float) -> LogitArray:
+    """Return a sound of a kind; another by another seed."""
+    draws = np.random.default_rng((seed, 1, kind))
+    return (0.3 * KINDS[kind](draws, seconds)).astype(np.float32)
+
+
+def frames_of(model: str, sound: LogitArray, threads: int) -> Iterator[LogitArray]:
+    """Yield frames `[15, PATCHES, width]` of each window of 30 seconds."""
+    loaded = load_model(Options(model=model, threads=threads))
+    target: Any = make_engine(loaded, drafter="none", max_batch=1).decoder.target
+    for begin in range(0, len(sound), WINDOW):
+        window = np.pad(sound[begin : begin + WINDOW], (0, max(0, begin + WINDOW - len(sound))))
+        memory = target.encode(log_mel(window))
+        kept = memory.pool.layer(0)[1][memory.blocks].astype(np.float32)
+        # Values lie token after token, 32 to a block.
+        blocks, heads, numbers = kept.shape
+        rows = kept.reshape(blocks, heads, 32, numbers // 32).transpose(0, 2, 1, 3)
+        rows = rows.reshape(blocks * 32, -1)[: memory.length]
+        target.release(memory)
+        parts = len(window) // (SECONDS * RATE) * PATCHES
+        yield (
+            rows.reshape(parts, -1, rows.shape[1]).mean(axis=1).reshape(-1, PATCHES, rows.shape[1])
+        )
+        print(f"{(begin + WINDOW) / RATE / 60:.1f} minutes", end="\r", file=sys.stderr)
+
+
+def coarse(frames: LogitArray) -> Floats:
+    """Return `[n, COARSE * width]`, as a memory clusters them."""
+    parts = frames.reshape(len(frames), COARSE, -1, frames.shape[2])
+    return parts.mean(axis=2, dtype=np.float64).reshape(len(frames), -1)
+
+
+def nearest(points: Floats, rows: Floats) -> npt.NDArray[np.int64]:
+    """Return of each point the row that is nearest."""
+    return np.array([((rows - each) ** 2).sum(axis=1).argmin() for each in points])
+
+
+def reservoir(count: int, seed: int) -> list[int]:
+    """Return `ROWS` of so many frames, kept with equal chances while they come."""
+    draws, kept = np.random.default_rng((seed, 2)), list[int]()
+    for at in range(count):
+        place = at if at < ROWS else int(draws.integers(at + 1))
+        if at < ROWS:
+            kept.append(at)
+        elif place < ROWS:
+            kept[place] = at
+    return kept
+
+
+def about(name: str, rows: Floats, points: Floats, asked: Floats, begins: dict[int, int]) -> Row:
+    """How many questions a memory answers, and how far it is from all that was heard."""
+    found = nearest(rows[nearest(asked, rows)], points)
+    right = [begins[kind] <= at < begins[kind] + EVENT for kind, at in enumerate(found.tolist())]
+    apart = ((points - rows[nearest(points, rows)]) ** 2).sum(axis=1).mean()
+    spread = ((points - points.mean(axis=0)) ** 2).sum(axis=1).mean()
+    return {"memory": name, "rows": len(rows), "right": mean(right), "lost": apart / spread}
+
+
+def measure(given: argparse.Namespace) -> list[Row]:
+    """Compare memories over the hour; features are computed once, into `--features`.
+
+    PacelineError: the sounds or the model cannot be read.
+    """
+    sound, begins = hour(given.sounds, given.minutes, given.seed)
+    if not given.features.is_file():
+        parts = [heard(kind, given.seed + 1, EVENT * SECONDS) for kind in range(len(KINDS))]
+        sound = np.concatenate([sound, *parts])
+        np.save(given.features, np.concatenate([*frames_of(given.model, sound, given.threads)]))
+    frames = np.load(given.features)
+    count = given.minutes * 60 // SECONDS
+    points = coarse(frames[:count])
+    # Of each question the middle one of its frames.
+    asked = coarse(frames[count + EVENT // 2 :][: len(KINDS) * EVENT : EVENT])
+    rows = [about("all frames", points, points, asked, begins)]
+    rows.append(about("the newest frames", points[-ROWS:], points, asked, begins))
+    drawn = [points[reservoir(count, seed)] for seed in range(given.seeds)]
+    rows.append(_mean(about("drawn frames", each, points, asked, begins) for each in drawn))
+    found = []
+    for seed in range(given.seeds):
+        memory, spent = StarMemory(Sizes(temporal=ROWS, coarse=COARSE), seed=seed), []
+        sizes = set()
+        for at in range(count):
+            begin = perf_counter()
+            memory.add(frames[at : at + 1])
+            spent.append(perf_counter() - begin)
+            if at >= ROWS:
+                sizes.add(memory.rows().shape)
+        assert len(sizes) == 1, sizes
+        assert memory.weights.sum() == count
+        row = about("clusters", memory.centroids, points, asked, begins)
+        tenth = len(spent) // 10
+        row |= {"first": 1e3 * mean(spent[ROWS : ROWS + tenth]), "last": 1e3 * mean(spent[-tenth:])}
+        row["all rows"] = sizes.pop()[0]
+        found.append(row)
+        print(f"seed {seed}: {row}", file=sys.stderr, flush=True)
+    rows.append(_mean(found))
+    return rows
+
+
+def _mean(found: Any) -> Row:
+    found = list(found)
+    keys = [key for key in found[0] if key != "memory"]
+    return {"memory": found[0]["memory"]} | {key: mean(row[key] for row in found) for key in keys}
+
+
+COLUMNS = ("memory", "rows", "questions answered, %", "lost of the spread, %")
+
+
+def cells(rows: Sequence[Row]) -> list[list[results.Cell]]:
+    """Rows of the table."""
+    return [
+        [row["memory"], row["rows"], round(100 * row["right"], 1), round(100 * row["lost"], 1)]
+        for row in rows
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, and write --record."""
+    parser = argparse.ArgumentParser(prog="memories", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", required=True, help="a Whisper")
+    parser.add_argument("--sounds", type=Path, required=True, metavar="FOLDER", help="of speech")
+    parser.add_argument("--features", type=Path, required=True, metavar="FILE.npy")
+    parser.add_argument("--minutes", type=int, default=60)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0, help="of the hour")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
+    parser.add_argument("--json", action="store_true", help="print results as JSON")
+    given = parser.parse_args(argv)
+    try:
+        rows = measure(given)
+    except PacelineError as error:
+        print(f"paceline: error: {error}", file=sys.stderr)
+        return 2
+    if given.json:
+        print(dumps(rows, indent=1))
+    else:
+        print(aligned([COLUMNS, *(list(map(str, row)) for row in cells(rows))]))
+    if given.record is not None:
+        star = rows[-1]
+        results.record(
+            Path("docs/results/data") / f"{given.record}.json",
+            f"Flash-VStream: {given.minutes} minutes of sound in a memory of constant size",
+            "methods",
+            f"python -m benchmarks.watching.memories --model {Path(given.model).name} --sounds "
+            f"FOLDER --features FILE.npy --minutes {given.minutes}",
+            COLUMNS,
+            cells(rows),
+            note=(
+                f"{given.minutes * 60 // SECONDS} frames of two seconds of speech by a synthetic "
+                f"voice, with {len(KINDS)} other sounds of {EVENT * SECONDS} seconds at random "
+                f"minutes; means of {given.seeds} seeds. An answer is right if the frame lies in "
+                "the sound that is asked for. Lost is the mean squared distance of a frame from "
+                "its nearest row, of that from the mean. The whole memory has "
+                f"{star['all rows']:.0f} rows all the time, its weights sum to the frames, and a "
+                f"frame takes {star['first']:.1f} ms in the first tenth and {star['last']:.1f} ms "
+                "in the last. The paper: constant memory and time over hours of video."
+            ),
+            figures={
+                "answered by clusters, %": round(100 * star["right"], 1),
+                "by drawn frames, %": round(100 * rows[2]["right"], 1),
+            },
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
