@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from tests.helpers.tiny_model import tiny_tokenizer
 
 IMAGE = 7
 """Id of the token that stands where a row of a picture does."""
@@ -40,6 +42,24 @@ _TOWER = {
     "image_size": 32,
     "patch_size": 8,
 }
+_MARKS = (
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<image>",
+    "<start_of_image>",
+    "<image_soft_token>",
+    "<end_of_image>",
+)
+_TEMPLATE = """\
+{%- for message in messages %}<|im_start|>{{ message.role }}:
+{%- if message.content is string %}{{ message.content }}
+{%- else %}
+{%- for part in message.content %}
+{%- if part.type == 'image' %}PLACE{% else %}{{ part.text }}{% endif %}
+{%- endfor %}
+{%- endif %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant:{% endif %}"""
 _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "smolvlm": ("SmolVLM", {"scale_factor": 2, "image_token_id": IMAGE}),
     "idefics3": ("Idefics3", {"scale_factor": 2, "image_token_id": IMAGE}),
@@ -57,10 +77,15 @@ _SIDES = {
 }
 
 
-def seeing(kind: str, directory: Path) -> Any:
-    """Save a model of `KINDS` there, and return it as transformers has it."""
+def seeing(kind: str, directory: Path, image: int = IMAGE, **changes: Any) -> Any:
+    """Save a model of `KINDS` there, and return it as transformers has it.
+
+    `image` is the id of the token that stands for a row, `changes` those of the text's config.
+    """
     name, more = _KINDS[kind]
-    text, tower = (_GEMMA if kind == "gemma3" else _LLAMA), {**_TOWER, "model_type": _SIDES[kind]}
+    more = {key: image if key.startswith("image_token") else each for key, each in more.items()}
+    text = (_GEMMA if kind == "gemma3" else _LLAMA) | changes
+    tower = {**_TOWER, "model_type": _SIDES[kind]}
     tower |= {"mlp_ratio": 4} if kind == "dinov2" else {}
     config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=tower, **more)
     torch.manual_seed(3)
@@ -71,6 +96,21 @@ def seeing(kind: str, directory: Path) -> Any:
             if each.ndim == 1 and "bias" not in label and kind != "gemma3":
                 each += 1
     model.save_pretrained(directory)
+    return model
+
+
+def talking(kind: str, directory: Path) -> Any:
+    """The same, with a tokenizer and a chat template that shows pictures."""
+    core = tiny_tokenizer(320)
+    core.add_special_tokens(list(_MARKS))
+    row = "<image_soft_token>" if kind == "gemma3" else "<image>"
+    sizes = {"vocab_size": 336, "max_position_embeddings": 512, "eos_token_id": 2}
+    sizes |= {"sliding_window": 96} if kind == "gemma3" else {}
+    model = seeing(kind, directory, core.token_to_id(row), **sizes)
+    core.save(str(directory / "tokenizer.json"))
+    place = "<start_of_image>" if kind == "gemma3" else "<image>"
+    said = {"chat_template": _TEMPLATE.replace("PLACE", place), "eos_token": "<|im_end|>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(said))
     return model
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from paceline.cli import options as o
@@ -14,7 +15,10 @@ from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PacelineError
 from paceline.registry.options import Options
 
-_HELP = "/reset starts anew, /quit (or end of input) leaves, Ctrl-C stops an answer"
+_HELP = (
+    "/image FILE shows a picture with what comes next, /reset starts anew, /quit (or end of input) "
+    "leaves, Ctrl-C stops an answer"
+)
 
 
 def chat(
@@ -25,9 +29,10 @@ def chat(
     seed: o.Seed = 0,
     stop_loops: o.StopLoops = False,
     endless: o.Endless = False,
+    image: o.Image = None,
     system: o.System = None,
 ) -> None:
-    """Talk with a model. /reset starts anew, /quit leaves, Ctrl-C stops an answer."""
+    """Talk with a model. /image FILE shows a picture, /reset starts anew, /quit leaves."""
     params = SamplingParams(
         **sampling.given(),
         seed=seed,
@@ -36,6 +41,7 @@ def chat(
     )
     check_text("--system", system)
     asked.check()
+    shown = o.pictures(image or ())
 
     with telling(asked.model):
         engine, _ = o.load(replace(asked, max_batch=1))
@@ -54,12 +60,26 @@ def chat(
         if command == "/quit":
             break
         if command == "/reset":
-            messages = list(first)
+            messages, shown = list(first), []
             remark("the conversation starts anew")
+        elif command.startswith("/image "):
+            shown += _picture(command.removeprefix("/image ").strip())
         elif command.startswith("/"):
             remark(f"{command.split()[0]} is unknown: {_HELP}")
         elif command:
-            _turn(engine, messages, line, params, endless)
+            said = [*shown, {"type": "text", "text": line}] if shown else line
+            shown = [] if _turn(engine, messages, said, params, endless) else shown
+
+
+def _picture(named: str) -> list[dict[str, Any]]:
+    # As parts of a message; none, with a remark, of a file that cannot be read.
+    try:
+        return o.pictures([Path(named)])
+    except PacelineError as error:
+        if not sys.stdin.isatty():
+            raise
+        remark(f"paceline: error: {error}")
+        return []
 
 
 def _read() -> str | None:
@@ -74,10 +94,10 @@ def _read() -> str | None:
 
 
 def _turn(
-    engine: Any, messages: list[dict[str, str]], line: str, params: SamplingParams, endless: bool
-) -> None:
-    # A failed turn leaves `messages` as they were.
-    asked = [*messages, {"role": "user", "content": line}]
+    engine: Any, messages: list[dict[str, Any]], said: Any, params: SamplingParams, endless: bool
+) -> bool:
+    # A failed turn leaves `messages` as they were, and returns False.
+    asked = [*messages, {"role": "user", "content": said}]
     shown = 0
 
     def show(event: Any) -> None:
@@ -95,7 +115,7 @@ def _turn(
         write("\n" * bool(shown))
         advice = " (/reset starts anew)" if messages else ""
         remark(f"paceline: error: {error}{advice}")
-        return
+        return False
     write(completion.text[shown:] + "\n")
     remark(summary(engine, completion))
     messages[:] = [*asked, {"role": "assistant", "content": completion.text}]
@@ -104,3 +124,4 @@ def _turn(
     limit = params.max_new_tokens
     if completion.finish_reason == "length" and len(completion.token_ids) < limit:
         remark("the context is full, so the answer was cut: /reset starts anew")
+    return True

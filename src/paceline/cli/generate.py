@@ -55,6 +55,7 @@ def generate(
     logprobs: Annotated[
         int | None, "With --json: log-probabilities, and of so many others."
     ] = None,
+    image: o.Image = None,
     system: o.System = None,
     raw: Annotated[bool, "No chat template; a begin token as the model asks."] = False,
     json_schema: Annotated[
@@ -94,7 +95,7 @@ def generate(
     }
     for first, others in (
         ("--first-of", several if first_of > 1 else {}),
-        ("--raw", {"--system": raw and system}),
+        ("--raw", {"--system": raw and system, "--image": raw and image}),
         ("--json", {"--color": as_json and color}),
     ):
         for second, wrong in others.items():
@@ -104,6 +105,7 @@ def generate(
         raise InvalidOption("--logprobs are printed with --json alone: give both")
     asked.check()
     text = _read(prompt, raw)
+    shown = o.pictures(image or ())
 
     with telling(asked.model):
         engine, _ = o.load(replace(asked, max_batch=first_of))
@@ -112,17 +114,23 @@ def generate(
     screen = Screen(SourceColours(engine.tokenizer) if color else None)
     show = steps.show if steps is not None else _nothing if as_json else screen.show
     given: dict[str, Any] = {"raw": raw, "system": system, "endless": endless}
+    asking: Any = text
+    if shown:
+        given["system"] = None
+        before = [{"role": "system", "content": system}] if system else []
+        content = [*shown, {"type": "text", "text": text}]
+        asking = [*before, {"role": "user", "content": content}]
     found = None
     with interruptible() as interrupt:
         if first_of > 1:
             search = registry.find("decoder", "first-finish").load()
             cancelled = partial(bool, interrupt)
-            found = search(engine, text, first_of, params, interrupt=cancelled, **given)
+            found = search(engine, asking, first_of, params, interrupt=cancelled, **given)
             completion = found.completion
         else:
             given["constraint"] = constrain and constrain(engine.grammar)
             denoise = None if denoising == CanvasParams() else denoising
-            request = engine.add(text, params, **given, denoising=denoise)
+            request = engine.add(asking, params, **given, denoising=denoise)
             completion = follow(engine, request, interrupt, show)
     if as_json:
         config = {

@@ -19,6 +19,7 @@ from paceline.core.options import described
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
 from paceline.models.generation import completed, told
+from paceline.models.pictures import Picture
 from paceline.registry.options import Options
 from paceline.sampling.processors import sampler_names
 
@@ -46,6 +47,7 @@ Endless = Annotated[
     bool, "Go on beyond the context: the first tokens stay, the oldest others are forgotten."
 ]
 System = Annotated[str | None, "System message."]
+Image = Annotated[list[Path] | None, "A picture to ask about: PNG, JPEG or WebP; repeatable."]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Prompts = Annotated[
     Path | None, "Spec-Bench JSONL: question_id, category, turns. Default: built-in mix."
@@ -78,7 +80,7 @@ VERIFICATION = ("verifier", "controller", "nodes", "depth", "draft_model")
 SPECULATION = ("drafter", *VERIFICATION)
 CANVAS = ("sampler", "block", "canvas_cache")
 LIMITS = ("threads", "max_context", "kv_precision")
-CHATS = ("chat_template", "fold_system", "generation_config")
+CHATS = ("mmproj", "chat_template", "fold_system", "generation_config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,3 +229,8 @@ def numbers(
     if not all(each >= least for each in found):
         raise InvalidOption(f"{option} takes numbers from {least:g} on, not {text!r}")
     return found
+
+
+def pictures(images: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return pictures as parts of a message; PromptError if one cannot be read."""
+    return [{"type": "image", "image": Picture.open(each.expanduser())} for each in images]

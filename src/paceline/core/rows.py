@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,13 @@ class RowRun:
         return range(self.first, self.first + len(self.places))
 
 
+class Placed(NamedTuple):
+    """A run in a prompt, and the place of its first row."""
+
+    at: int
+    run: RowRun
+
+
 class RowStore:
     """Rows by id, from a vocabulary's size on, in one table that never moves.
 
@@ -50,11 +58,12 @@ class RowStore:
     Attributes:
         numbers: float32 `[PERMANENT + capacity, width]`. Memory is used as it fills.
         vocabulary: the least id of a row. Row i of the first `PERMANENT` has id `vocabulary + i`.
+        capacity: most rows of runs.
         made: runs so far.
     """
 
     def __init__(self, vocabulary: int, width: int, capacity: int = CAPACITY) -> None:
-        self.vocabulary = vocabulary
+        self.vocabulary, self.capacity = vocabulary, capacity
         self.numbers: LogitArray = np.zeros((PERMANENT + capacity, width), np.float32)
         self.made = 0
         self._permanent = 0
@@ -87,6 +96,11 @@ class RowStore:
         self.numbers[first:end] = rows
         self._permanent = end
         return self.vocabulary + first
+
+    def knows(self, key: bytes) -> bool:
+        """Return whether the rows of a content are there. Any thread may call this."""
+        run = self._runs.get(key)
+        return run is not None and run.filled
 
     def hold(self, key: bytes, rows: int) -> RowRun:
         """Return the run of a content for one more user: a new one if it is not there.

@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import NAMED, among, at_least, check_fields
+from paceline.core.rows import RowStore
 from paceline.core.types import (
     ROOT,
     BoolArray,
@@ -384,6 +385,13 @@ def open_for_drafts(target: Target) -> Any:
     if isinstance(target, GoesBack) and target.capabilities.rollback is not None:
         return target.open_to_go_back(ROLLBACK)
     return target.open()
+
+
+@runtime_checkable
+class TakesRows(Protocol):
+    """A target that reads rows of a store where tokens could stand, as those of pictures."""
+
+    rows: RowStore
 
 
 @runtime_checkable

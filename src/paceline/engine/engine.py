@@ -23,6 +23,7 @@ from paceline.core.types import (
 )
 from paceline.engine.decoder import Commit, Decoder
 from paceline.engine.hearing import Hearing, Speech
+from paceline.engine.looking import Looking, Shown
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.memory import capacity
 from paceline.engine.prefill import Chunk, shared_prefix
@@ -54,6 +55,8 @@ from paceline.errors import (
     RequestFailed,
 )
 from paceline.models.config import Pooling
+from paceline.models.pictures import Picture
+from paceline.models.shown import BLIND, pictures_in
 from paceline.models.text import Tokenizer
 from paceline.sampling.generation import Generation, Pooled
 
@@ -83,6 +86,7 @@ class Engine:
         step_tokens: int | None = None,
         pool: int | None = None,
         prompt_policy: str = "fcfs",
+        looking: Looking | None = None,
         config: Mapping[str, Any] | None = None,
         defaults: Mapping[str, float] | None = None,
     ) -> None:
@@ -94,6 +98,7 @@ class Engine:
                 measured costs.
             pool: fewest sequences of equal length that take a step without the others.
             prompt_policy: which of several prompts is read first, see `POLICIES`.
+            looking: reads pictures, if the model does.
             config: what the engine was loaded with, for reports.
             defaults: fields of `SamplingParams` that the model's files ask for. `generate` and its
                 like take what they are given: `engine.generate(prompt, **engine.defaults)`.
@@ -109,6 +114,7 @@ class Engine:
         capabilities, target = decoder.target.capabilities, decoder.target
         hears = isinstance(target, Listens) and target.mels
         self._hearing = Hearing(target) if hears else None
+        self.looking = looking
         self._turns = turns_of(decoder.target, capabilities.runtime not in _DIE_IN_FORKS)
         self._mail: dict[int, deque[Event]] = {}  # by request, what its reader has not taken
         self._kept: list[Event] = []  # of requests without a reader: for `step`
@@ -202,6 +208,7 @@ class Engine:
         prediction: str | Sequence[int] = (),
         pooling: Pooling | None = None,
         speech: Speech | None = None,
+        pictures: Sequence[Picture] = (),
         open: bool = False,
         endless: bool | int = False,
         **options: Any,
@@ -224,6 +231,7 @@ class Engine:
             pooling: give the state of the prompt (`Completion.state`) in place of a text, that of
                 its last token or the mean over all.
             speech: what to write down, for models that hear; the caller lets it go (`let_go`).
+            pictures: of a prompt of token ids from `Tokenizer.chat`; messages have theirs.
             open: the prompt may go on, or become another (`replace`): it is read but for its last
                 word, and not answered.
             endless: go on beyond the context, with the first tokens and the last so many; True
@@ -277,6 +285,10 @@ class Engine:
         if open and (less := unsettled(prompt)) is not prompt:
             settled = encoded(less, self.tokenizer, raw, system)
             ids = ids[: max(1, shared_prefix(ids, settled))]
+        shown: tuple[Shown, ...] = ()
+        if pictures := [*pictures, *pictures_in(prompt)]:
+            looking = self._looking(params, open or bool(endless) or pooling is not None)
+            shown = looking.find(pictures, ids, self.tokenizer)
         if resume:
             resume = token_ids(resume, self.tokenizer, target.vocab_size, True, None)
         check_text("prediction", prediction, PromptError)
@@ -320,7 +332,19 @@ class Engine:
             speech=speech,
             open=open,
             window=window,
+            pictures=shown,
         )
+
+    def _looking(self, params: SamplingParams, otherwise: bool) -> Looking:
+        # What reads pictures, if they go with what else is asked for.
+        if self.looking is None:
+            raise PromptError(f"among the prompt {BLIND}")
+        if otherwise or params.prompt_logprobs is not None or not self.decoder.autoregressive:
+            raise InvalidOption(
+                "pictures are for answers to whole prompts: leave out prompt_logprobs, pooling, "
+                "open and endless, and use a model that reads from left to right"
+            )
+        return self.looking
 
     def add(
         self, prompt: Prompt | Prepared, params: SamplingParams | None = None, **options: Any
@@ -421,6 +445,8 @@ class Engine:
         self.scheduler.check_queue()
         sequence, transcript = self._made(self._next_id, prompt)
         self._next_id += 1
+        if self.looking is not None:
+            sequence.pictures, sequence.spans = self.looking.hold(prompt.pictures)
         self.scheduler.add(Request(sequence, transcript, prompt.sample))
         if prompt.speech is not None:
             prompt.speech.users += 1
@@ -660,8 +686,8 @@ class Engine:
             placed = full = False
             sibling = self.scheduler.sibling(request)
             try:
-                if not self._heard(request.sequence.speech):
-                    return  # it is encoded piece by piece
+                if not self._sensed(request.sequence):
+                    return  # what it is of is encoded piece by piece
                 self.decoder.admit(request.sequence, request.transcript, sibling)
                 placed = self.scheduler.place(request)
                 full = not placed
@@ -675,10 +701,11 @@ class Engine:
             if full and not self._gives_way(self.scheduler.yielding(request)):
                 return  # until a running request gives memory back
 
-    def _heard(self, speech: Speech | None) -> bool:
-        if speech is None or self._hearing is None:
-            return True
-        return self._hearing.hear(speech, alone=not self.scheduler.placed)
+    def _sensed(self, sequence: Generation) -> bool:
+        alone = not self.scheduler.placed
+        if self._hearing is not None and sequence.speech is not None:
+            return self._hearing.hear(sequence.speech, alone)
+        return self.looking is None or self.looking.look(sequence.pictures, alone)
 
     def _begin(self, events: list[Event]) -> None:
         for request in self.scheduler.beginning:
@@ -706,6 +733,8 @@ class Engine:
         self.scheduler.remove(request)
         if (speech := request.sequence.speech) is not None and self._hearing is not None:
             self._hearing.let_go(speech)
+        if self.looking is not None:
+            self.looking.drop(request.sequence.pictures)
         if request.sequence.cache is not None:
             self.decoder.close(request.sequence)
 

@@ -1,11 +1,11 @@
-"""Sounds that texts are written of: encoded in pieces, between the steps of other requests.
+"""What requests wait for, in pieces between the steps of others; sounds that texts are of.
 
 Equal sounds share what is made of them, also with the last ones that nobody writes down any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from hashlib import blake2b
 from time import perf_counter
@@ -45,6 +45,47 @@ class _HeldMemory:
     users: int = 0
 
 
+class Piecewise:
+    """Works at one thing after another, a while at a time."""
+
+    def __init__(self) -> None:
+        self._what: object = None  # that is in work
+        self._pieces: Generator[Any, None, None]
+        self._left = 0.0  # when its last piece was done
+
+    def go_on(
+        self, what: object, begin: Callable[[], Generator[Any, None, None]], alone: bool
+    ) -> Any:
+        """Do pieces of `what` for a while; return what the last one yields, and None before.
+
+        Unless `alone`, steps of other requests stay about as fast as beside a prompt that is read.
+        Errors are those of the pieces.
+        """
+        now = perf_counter()
+        step = now - self._left if self._what is what else 0.0
+        end = now + (PIECE_SECONDS if alone else min(PIECE_SECONDS, (SLOWER - 1) * step))
+        try:
+            if self._what is not what:
+                self._pieces, self._what = begin(), what
+            while (found := next(self._pieces)) is None:
+                self._left = perf_counter()
+                if self._left >= end:
+                    return None
+        except BaseException:
+            self._what = None
+            raise
+        self._what = None
+        return found
+
+    def leave(self, what: object) -> bool:
+        """Go on with `what` no more; return whether it was in work."""
+        found = self._what is what
+        if found:
+            self._pieces.close()
+            self._what = None
+        return found
+
+
 class Hearing:
     """Encodes sounds, one after another."""
 
@@ -53,42 +94,25 @@ class Hearing:
         self._encoding, self._release = target.encoding, target.release
         # By the keys of their sounds, the last used behind.
         self._held: dict[bytes, _HeldMemory] = {}
-        self._speech: Speech | None = None  # that is being encoded
-        self._pieces: Generator[Any, None, None]
-        self._left = 0.0  # when its last piece was done
+        self._work = Piecewise()
 
     def hear(self, speech: Speech, alone: bool) -> bool:
-        """Encode a sound for a while; return whether it has its memory.
+        """Encode a sound for a while, as `Piecewise.go_on`; return whether it has its memory.
 
-        Unless `alone`, steps of other requests stay about as fast as beside a prompt that is read.
         Errors are those of `Listens.encode`.
         """
         if speech.memory is None and speech.key in self._held:
             self._take(speech)
         if speech.memory is not None:
             return True
-        begin = perf_counter()
-        step = begin - self._left if self._speech is speech else 0.0
-        if self._speech is not speech:
-            self._pieces = cast(Generator[Any, None, None], self._encoding(speech.frames))
-            self._speech = speech
-        end = begin + (PIECE_SECONDS if alone else min(PIECE_SECONDS, (SLOWER - 1) * step))
-        made = None
+        pieces = cast(Callable[[LogitArray], Generator[Any, None, None]], self._encoding)
         try:
-            while made is None:
-                made = next(self._pieces)
-                self._left = perf_counter()
-                if self._left >= end:
-                    break
+            made = self._work.go_on(speech, lambda: pieces(speech.frames), alone)
         except OutOfMemory:
-            self._speech = None
             if not self.forget():
                 raise
-        except BaseException:
-            self._speech = None
-            raise
+            made = None
         if made is not None:
-            self._speech = None
             self._held[speech.key] = _HeldMemory(made)
             self._take(speech)
         return made is not None
@@ -96,12 +120,7 @@ class Hearing:
     def let_go(self, speech: Speech) -> None:
         """Say that a sound has a user less; with the last one it has no memory any more."""
         speech.users -= 1
-        if speech.users:
-            return
-        if self._speech is speech:
-            self._pieces.close()
-            self._speech = None
-        elif speech.memory is not None:
+        if not speech.users and not self._work.leave(speech) and speech.memory is not None:
             held = self._held.pop(speech.key)
             held.users -= 1
             self._held[speech.key], speech.memory = held, None

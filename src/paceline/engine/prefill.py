@@ -132,11 +132,12 @@ def _seen(sequence: Generation, begin: int, size: int) -> BoolArray | None:
 
 def _reads_for(chunks: list[Chunk], at: int, second: Generation, block: int) -> bool:
     (first, size), common = chunks[at], 0
-    most = min(len(first.tokens), len(second.tokens))
+    ids, others = first.inputs, second.inputs
+    most = min(len(ids), len(others))
     for each in (first, second):  # what endless texts have behind is their own
         most = min(most, whole(each.window)) if each.window else most
     for end in range(block, most, block):
-        if first.tokens[end - block : end] != second.tokens[end - block : end]:
+        if ids[end - block : end] != others[end - block : end]:
             break
         common = end
     cached: int = max(first.cache.length, second.cache.length)
@@ -249,11 +250,11 @@ class Prefiller:
     def share(self, sequence: Generation, needs: Needs) -> None:
         if not self._paged or sequence.speech is not None:  # of another sound all is different
             return
-        read, limit = sequence.cache.length, _shareable(sequence, needs)
+        read, limit, ids = sequence.cache.length, _shareable(sequence, needs), sequence.inputs
         begin, known = limit, None
         if needs.features and needs.recent is not None:
-            begin, known = self._kept.behind(sequence.tokens[: _unasked(sequence)], limit)
-        sequence.cache.share(sequence.tokens[: limit if known is None else begin + len(known)])
+            begin, known = self._kept.behind(ids[: _unasked(sequence)], limit)
+        sequence.cache.share(ids[: limit if known is None else begin + len(known)])
         if sequence.cache.length != read:
             self._forget(sequence)  # features must be contiguous
             if known is not None and sequence.cache.length > begin:
@@ -269,7 +270,7 @@ class Prefiller:
             chunk = Chunk(sequence, uncut(sequence, before_leaving(sequence, size)))
             [output] = self._target.forward(self.rows([chunk], needs))
             self.take(chunk, output, 0.0)
-        rest = sequence.tokens[sequence.cache.length : -1]
+        rest = sequence.inputs[sequence.cache.length : -1]
         seen = self._target.prefill(sequence.cache, rest, needs.features)
         self._note(sequence, seen)
 
@@ -283,7 +284,7 @@ class Prefiller:
         out = []
         for sequence, size in chunks:
             start = sequence.cache.length
-            tokens, draft = sequence.tokens[start : start + size], None
+            tokens, draft = sequence.inputs[start : start + size], None
             if sequence.unscored:  # all rows of a draft have logits
                 tokens, draft = tokens[:1], trees.chain(tokens[1:])
             sees = _seen(sequence, start, size)
@@ -383,7 +384,7 @@ class Prefiller:
         end = min(sequence.cache.length, len(sequence.tokens))
         parts.append(features[: len(features) - (sequence.cache.length - end)])
         if end // self._kept.block > (end - sum(map(len, parts))) // self._kept.block:
-            parts = [self._kept.add(sequence.tokens[:end], _joined(parts))]
+            parts = [self._kept.add(sequence.inputs[:end], _joined(parts))]
         self._tails[sequence.id] = parts
 
     def _forget(self, sequence: Generation) -> None:
@@ -396,13 +397,13 @@ class Prefiller:
         self._forget(sequence)
         if sequence.cache is not None:
             if self._paged:
-                sequence.cache.publish(sequence.tokens, ended=True)
+                sequence.cache.publish(sequence.inputs, ended=True)
             self._target.release(sequence.cache)
             sequence.cache = None
 
     def _note(self, sequence: Generation, features: LogitArray | None) -> None:
         if self._paged:
-            sequence.cache.publish(sequence.tokens)
+            sequence.cache.publish(sequence.inputs)
         if features is not None:
             self._features.setdefault(sequence.id, []).append(features)
         self._keep(sequence, features)

@@ -27,6 +27,7 @@ from paceline.core.types import (
     TokenLogprob,
 )
 from paceline.engine.hearing import Speech
+from paceline.engine.looking import Shown
 from paceline.errors import InvalidOption, PacelineError, PromptError
 from paceline.models.config import Pooling
 from paceline.models.text import Tokenizer
@@ -56,6 +57,12 @@ class Prepared:
     speech: Speech | None = None
     open: bool = False
     window: int = 0
+    pictures: tuple[Shown, ...] = ()
+
+    @property
+    def image_tokens(self) -> int:
+        """Rows of its pictures."""
+        return sum(each.rows for each in self.pictures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +161,8 @@ def parameters(
     if unknown:
         raise InvalidOption(
             f"option {sorted(unknown)[0]!r} is unknown: use raw, system, speculation, constraint, "
-            f"sample, resume, denoising, prediction, speech, {', '.join(SamplingParams.__slots__)}"
+            "sample, resume, denoising, prediction, speech, pictures, "
+            f"{', '.join(SamplingParams.__slots__)}"
         )
     if isinstance(options.get("stop"), str):
         options = {**options, "stop": (options["stop"],)}

@@ -216,9 +216,10 @@ class Scheduler:
         if not request.sample:
             return None
         for each in self._running:
-            alike = each.sequence.speech is request.sequence.speech and not each.sequence.open
-            if alike and each.sequence.prompt == request.sequence.prompt:
-                return each.sequence
+            mine, other = request.sequence, each.sequence
+            alike = other.speech is mine.speech and other.pictures == mine.pictures
+            if alike and not other.open and other.prompt == mine.prompt:
+                return other
         return None
 
     def place(self, request: Request) -> bool:

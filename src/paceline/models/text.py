@@ -20,6 +20,7 @@ from paceline.errors import PromptError
 if TYPE_CHECKING:
     import tokenizers
 
+    from paceline.models.shown import PictureWords
     from paceline.models.template import ChatTemplate
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -70,6 +71,8 @@ class Tokenizer:
         self.named_templates = dict(named_templates or {})
         self.fold_system = False
         """Whether a system message that the template does not take goes to the user turn behind."""
+        self.pictures: PictureWords | None = None
+        """What stands for pictures in chats, if the model reads them."""
         self._begins_chats = begins_chats
 
     @property
@@ -187,8 +190,9 @@ class Tokenizer:
         with are the model's own.
 
         Args:
-            messages: each with "role" and "content" (text, or parts of type "text"), and whatever
-                else the template reads, such as "tool_calls".
+            messages: each with "role" and "content" (text, or parts of type "text" and "image"),
+                and whatever else the template reads, such as "tool_calls". A picture becomes a
+                special token for each of its rows.
             tools: JSON schemas of functions that the model may call.
             template: another than the model's: the name of one of `named_templates`, or Jinja.
             add_generation_prompt: end with the head of the answer.
@@ -197,12 +201,14 @@ class Tokenizer:
             arguments: of the template, such as `documents` or `enable_thinking`.
 
         Raises:
-            PromptError: there is no template, it refuses the messages or leaves out a system
-                message, it reads no tools or documents but some are given, arguments of a call are
-                no JSON object, or the message to continue is not an assistant's text. Other
-                arguments that the template does not read change nothing.
+            PromptError: there is no template, it refuses the messages or leaves out a picture or a
+                system message, the model reads no pictures, the template reads no tools or
+                documents but some are given, arguments of a call are no JSON object, or the message
+                to continue is not an assistant's text. Other arguments that the template does not
+                read change nothing.
         """
         from paceline.models import template as written
+        from paceline.models.shown import pictures_in
 
         source = self.template_for(bool(tools), template)
         if source is None:
@@ -211,7 +217,9 @@ class Tokenizer:
         for name in ("tools", "documents"):
             if given.get(name) and not self.reads(name, bool(tools), template):
                 raise PromptError(f"the chat template reads no {name}: leave them out")
-        takes = self._compiled(source).takes
+        takes, pictures = self._compiled(source).takes, len(pictures_in(messages))
+        if self.pictures is not None:
+            messages = self.pictures.placed(messages, source)
         told = [_message(message, i, takes) for i, message in enumerate(messages)]
         if continue_final_message:
             told = [*told[:-1], _continued(told)]
@@ -228,7 +236,7 @@ class Tokenizer:
             if end <= 0:
                 raise PromptError("the chat template leaves out the last message: it cannot go on")
             text, marks = text[:end], marks[:end]
-        ids = self._encode_rendered(text, marks)
+        ids = self._encoded_around(text, marks, pictures)
         begin = list(self.around[0]) if self._begins_chats else []
         return ids if ids[: len(begin)] == begin else begin + ids
 
@@ -391,6 +399,28 @@ class Tokenizer:
         own = iter(spans)
         return [next(own)[2] if index in replaced else index for index in ids]
 
+    def _encoded_around(self, text: str, marks: bytes, pictures: int) -> list[int]:
+        # With words around pictures, and rows of each.
+        from paceline.models.template import OWN
+
+        words = self.pictures
+        if words is None or not pictures:
+            return self._encode_rendered(text, marks)
+        at, out, made = 0, "", b""
+        place, row = self.special_ids[words.place], self.special_ids[words.row]
+        for begin, end, token in self._special_spans(text, marks):
+            if token == place:
+                out += text[at:begin] + words.around
+                made += marks[at:begin] + OWN * len(words.around)
+                at = end
+        ids = self._encode_rendered(out + text[at:], made + marks[at:])
+        if ids.count(row) != pictures:
+            raise PromptError(
+                f"the chat template shows {ids.count(row)} pictures of {pictures}: put them into "
+                "messages of the user, or give another template"
+            )
+        return [each for token in ids for each in [token] * (words.rows if token == row else 1)]
+
     def _special_spans(self, text: str, marks: bytes) -> list[tuple[int, int, int]]:
         # The template's special tokens, leftmost first, the longest at a place.
         from paceline.models.template import OWN, TAG
@@ -530,6 +560,7 @@ BYTES = _alphabet()
 
 
 def _message(message: Mapping[str, Any], at: int, takes: str) -> dict[str, Any]:
+    from paceline.models.shown import BLIND
     from paceline.models.template import call_arguments
 
     out, field = dict(message), f"messages[{at}]"
@@ -538,14 +569,19 @@ def _message(message: Mapping[str, Any], at: int, takes: str) -> dict[str, Any]:
         out |= {"thinking": out.get("thinking", thought), "reasoning_content": thought}
     content = out.get("content")
     if isinstance(content, list | tuple):
-        content = out["content"] = list(content)
+        content, parted = list(content), False
+        out["content"] = content
         for part in content:
-            if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-                kind = part.get("type") if isinstance(part, Mapping) else part
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            if kind == "image" and "image" not in part:
+                parted = True
+            elif kind == "image":
+                raise PromptError(f"{field}: a content part {BLIND}")
+            elif not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
                 raise PromptError(
                     f"{field}: content parts of type {kind!r} are not read: give text"
                 )
-        if takes == "text":
+        if takes == "text" and not parted:
             out["content"] = _text(content)
     elif isinstance(content, str) and takes == "parts":
         out["content"] = _part(content)
@@ -589,7 +625,11 @@ def _traced(
 
 def _text(content: Any) -> str:
     if isinstance(content, list | tuple):
-        return "\n".join(part["text"] for part in content)
+        from paceline.models.template import TOLD, traced
+
+        texts = [part.get("text", "") for part in content]
+        own = any(type(text) is not str for text in texts)  # which it has to stay
+        return traced("\n", TOLD).join(traced(texts, TOLD)) if own else "\n".join(texts)
     return content if isinstance(content, str) else ""
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -250,6 +251,24 @@ def gguf_vision(metadata: Mapping[str, Any], width: int) -> Vision:
         )
     together = projector == "gemma3"
     return Vision(tower, projector, side, width, mean, std, "bilinear", together=together)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What reads the pictures of a model.
+
+    Attributes:
+        settings: what its rows depend on beside a picture.
+        reading: reads patches (`Picture.patches`) in pieces: yields None after each, in the end the
+            rows.
+        reach: tokens within which a picture must end, whose rows see one another, if layers have
+            windows.
+    """
+
+    vision: Vision
+    settings: bytes
+    reading: Callable[[LogitArray], Generator[LogitArray | None, None, None]]
+    reach: int | None = None
 
 
 class _Tensors(Protocol):

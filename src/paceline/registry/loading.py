@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from paceline.core.cache import read_text
 from paceline.core.pages import give_back
-from paceline.core.target import Head, RuntimeOptions
+from paceline.core.processor import usable_threads
+from paceline.core.target import Head, RuntimeOptions, TakesRows, Target
 from paceline.core.types import CanvasParams, SamplingParams
 from paceline.denoising.decoder import DenoisingDecoder
 from paceline.drafters.resources import Loaded, Resources
 from paceline.engine.engine import Engine
+from paceline.engine.looking import Looking
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, ModelError, RuntimeUnavailable
 from paceline.models.config import ELSEWHERE
 from paceline.models.denoiser import denoiser_options
+from paceline.models.gguf import GGUFFile
 from paceline.models.pull import DEFAULT_MODEL
+from paceline.models.shown import PictureWords
 from paceline.models.source import AdaptedSource, FirstLayers, ModelSource, resolve
+from paceline.models.vision import Sight, mmproj, vision_of
 from paceline.networks.mask_rows import NETWORK, PARTS, MaskRows, load_mask_rows
 from paceline.networks.weights import shipped_file
 from paceline.registry import table as registry
@@ -29,9 +35,13 @@ from paceline.registry.assembly import Assembly
 from paceline.registry.options import AUTOREGRESSIVE, DEFAULTS, Options
 from paceline.registry.samplers import DEFAULT_SAMPLERS, make_parts
 from paceline.registry.tuned_choice import Configuration
+from paceline.runtimes.cpu.tower import CpuTower
+from paceline.runtimes.reference.tower import ReferenceTower
 from paceline.verifiers.base import VerifierContext
 from paceline.version import __version__
 from paceline.weights import or_install
+
+_LOG = logging.getLogger(__name__)
 
 # Packages that runtimes need beyond those of paceline.
 _PACKAGES = {"torch": ("torch",), "transformers": ("transformers", "torch")}
@@ -108,7 +118,46 @@ def load_model(
     tokenizer.fold_system = asked.fold_system
     if template is not None:
         tokenizer.chat_template, tokenizer.named_templates = template, {}
-    return Loaded(source, tokenizer, target, asked.of_runtime)
+    sight = None if drafts or layers is not None else _sight(asked, source, target)
+    if sight is not None:
+        tokenizer.pictures = PictureWords.of(sight.vision, tokenizer.special_ids)
+    return Loaded(source, tokenizer, target, asked.of_runtime, sight)
+
+
+def _sight(asked: Options, source: ModelSource, target: Target) -> Sight | None:
+    # What reads pictures: an mmproj file, or a side of the directory, which is loaded at the first.
+    if asked.mmproj is not None:
+        source.config.refuse_added_embeddings()
+        path, precision = Path(asked.mmproj).expanduser(), asked.precision or "file"
+        found, of = mmproj(path, source.config.hidden_size), GGUFFile(path).fingerprint
+    else:
+        if not isinstance(target, TakesRows) or not source.path.is_dir():
+            return None
+        try:
+            seen = vision_of(source.path)
+        except ModelError as error:
+            _LOG.warning("pictures are not read: %s", error)
+            return None
+        if seen is None:
+            return None
+        found, precision, of = seen, asked.precision or source.precision, source.fingerprint
+    vision, weights = found
+
+    @cache
+    def tower() -> CpuTower | ReferenceTower:
+        if target.capabilities.runtime == "reference":
+            return ReferenceTower(vision, weights, precision)
+        return CpuTower(vision, weights, precision, usable_threads(asked.threads))
+
+    if asked.mmproj is not None:
+        tower()
+    windows = [each for each in source.config.windows if each]
+    return Sight(
+        vision,
+        repr((vision, of, precision)).encode(),
+        lambda patches: tower().reading(patches),
+        min(windows) if windows and vision.together else None,
+    )
 
 
 def find_source(asked: Options, *, progress: bool = True) -> ModelSource:
@@ -142,6 +191,10 @@ def _runtime_for(asked: Options, source: ModelSource, *, whole: bool, drafts: bo
             f"runtime 'reference' counts in NumPy: leave out threads {asked.threads}, or use cpu"
         )
     if name == "transformers":
+        if asked.mmproj:
+            raise RuntimeUnavailable(
+                "runtime 'transformers' reads no pictures: use cpu or torch, or leave mmproj out"
+            )
         if asked.adapter:
             raise InvalidOption("runtime 'transformers' merges no adapter: use cpu or torch")
         if source.denoiser:
@@ -233,6 +286,10 @@ def make_engine(
     decoder, config = make(loaded, asked)
     give_back()  # what was read to be packed
     defaults = loaded.source.sampling if asked.generation_config else {}
+    sight, target = loaded.sight, loaded.target
+    looking = None
+    if sight is not None and isinstance(target, TakesRows):
+        looking = Looking(sight, target)
     return Engine(
         decoder,
         loaded.tokenizer,
@@ -241,6 +298,7 @@ def make_engine(
         step_tokens=asked.step_tokens,
         pool=asked.pool,
         prompt_policy=asked.prompt_policy,
+        looking=looking,
         config={
             "model": loaded.source.name,
             **{each: getattr(loaded.target.capabilities, each) for each in _DESCRIBED},

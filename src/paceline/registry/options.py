@@ -37,6 +37,9 @@ class Options(RuntimeOptions):
         list[str] | None,
         "LoRA adapter, PATH or PATH=SCALE: a GGUF file or PEFT's folder; repeatable.",
     ] = None
+    mmproj: Annotated[
+        str | None, "What reads pictures for a GGUF model: the mmproj file that comes with it."
+    ] = None
     runtime: Annotated[str, "cpu, torch, transformers, reference or auto."] = "auto"
     denoiser: Annotated[
         str | Mapping[str, Any] | None,

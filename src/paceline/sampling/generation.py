@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.core.constraint import Constraint
 from paceline.core.metrics import GenerationStats
+from paceline.core.rows import Placed
 from paceline.core.target import Output
 from paceline.core.types import (
     UNLIMITED,
@@ -61,8 +62,9 @@ class Generation:
     and not answered. `window` is of an endless text, as of its cache; 0 without. `sources` names
     per generated token the drafter that proposed it, or None if the target chose it. `work` is what
     its decoder keeps of it. `pooled` is there if the state of its prompt is asked for, in place of
-    a text. `speech` is what its text is of, if a model that hears writes it. `spans` are places of
-    pictures in its prompt, before the last token, whose rows see one another.
+    a text. `speech` is what its text is of, if a model that hears writes it. `pictures` are those
+    of its prompt, before the last token: `tokens` has a token of the vocabulary in place of each
+    row. `spans` are places of pictures whose rows see one another.
     """
 
     id: int
@@ -86,6 +88,7 @@ class Generation:
     work: Any = None
     pooled: Pooled | None = None
     speech: Any = None
+    pictures: Sequence[Placed] = ()
     spans: Sequence[range] = ()
 
     @classmethod
@@ -125,6 +128,16 @@ class Generation:
     def root(self) -> int:
         """The last committed token, not cached yet."""
         return self.tokens[-1]
+
+    @property
+    def inputs(self) -> list[int]:
+        """Tokens as the target reads them: rows of pictures by their own ids."""
+        if not self.pictures:
+            return self.tokens
+        out = list(self.tokens)
+        for at, run in self.pictures:
+            out[at : at + len(run.places)] = run.ids
+        return out
 
     @property
     def unread(self) -> int:

@@ -39,6 +39,7 @@ _READ = {
     "tool_use": "id name input",
     "tool_result": "tool_use_id content is_error",
     "document": "source",
+    "image": "source",
 }
 _OWN_TOOL = "name description strict input_schema"
 _STOPS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
@@ -146,19 +147,41 @@ def _messages(body: CountRequest, notes: Notes) -> Iterator[Json]:
         if role == "assistant":
             yield _said(blocks, notes)
         elif role in ("user", "system"):
-            texts: list[str] = []
+            said: list[str | Json] = []
             for place, block in blocks:
-                if block.get("type") != "tool_result":
-                    texts += _texts(block, place, notes)
+                if block.get("type") == "image":
+                    said.append(_image(block, place))
                     continue
-                if texts:
-                    yield {"role": role, "content": "\n".join(texts)}
-                    texts = []
+                if block.get("type") != "tool_result":
+                    said += _texts(block, place, notes)
+                    continue
+                if said:
+                    yield {"role": role, "content": _content(said)}
+                    said = []
                 yield _result(block, place, notes)
-            if texts or not blocks:
-                yield {"role": role, "content": "\n".join(texts)}
+            if said or not blocks:
+                yield {"role": role, "content": _content(said)}
         else:
             raise PromptError(f"{field}.role is {role!r}: it must be user, assistant or system")
+
+
+def _content(said: Sequence[str | Json]) -> str | list[Json]:
+    texts = [each for each in said if isinstance(each, str)]
+    if len(texts) == len(said):
+        return "\n".join(texts)
+    return [{"type": "text", "text": each} if isinstance(each, str) else each for each in said]
+
+
+def _image(block: Json, place: str) -> Json:
+    # As a chat request has it.
+    source = block.get("source")
+    source = source if isinstance(source, dict) else {}
+    if source.get("type") not in ("base64", "url"):
+        raise PromptError(f"{place}.source.type is {source.get('type')!r}: it must be base64")
+    if source["type"] == "url":
+        return {"type": "image_url", "image_url": {"url": source.get("url")}}
+    data = _text(source, f"{place}.source", "data")
+    return {"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
 
 
 def _said(blocks: Sequence[tuple[str, Json]], notes: Notes) -> Json:

@@ -618,7 +618,7 @@ def _entry(hosted: Hosted, name: str) -> dict[str, Any]:
         "owned_by": "paceline",
         "root": hosted.path,
         "max_model_len": None if hosted.model is None else hosted.model.context,
-        "input_modalities": None if hosted.model is None else [hosted.model.reads],
+        "input_modalities": None if hosted.model is None else hosted.model.reads,
         "status": {"value": hosted.state} | ({"error": hosted.fault} if hosted.fault else {}),
     }
 

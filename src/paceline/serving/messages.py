@@ -1,18 +1,22 @@
 """Messages and tools of requests, from the shapes that clients send to those of templates.
 
-Nothing is fetched. Errors are PromptError and name the field.
+Nothing is fetched, from nowhere. Errors are PromptError and name the field.
 """
 
 from __future__ import annotations
 
+import binascii
 import json
 import re
 import reprlib
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import PromptError
+from paceline.models.pictures import MOST_PIXELS, Picture
+from paceline.models.shown import BLIND, pictures_in
 from paceline.models.template import call_arguments
 from paceline.serving.answers.style import HERMES
 
@@ -54,6 +58,7 @@ _MUTE = frozenset(
 _SAID = "role content refusal name tool_call_id reasoning_content tool_calls function_call"
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxlist = _SHORT.maxother = 60
+_MOST_PICTURES = 8  # of a request, and all of `MOST_PIXELS` together
 _OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
 _DESCRIPTION = """\
 You may call functions. They are described here, a JSON object each, within <tools></tools>:
@@ -73,10 +78,15 @@ class Notes:
     Attributes:
         left: what was left out of it: places, with their types.
         spaces: by the name that the model sees: namespace and own name of a function that has one.
+        sees: the model reads pictures.
+        pictures: how many there are so far; `pixels` are those of all.
     """
 
     left: list[str] = field(default_factory=list)
     spaces: dict[str, tuple[str, str]] = field(default_factory=dict)
+    sees: bool = False
+    pictures: int = 0
+    pixels: int = 0
 
     def shown(self, space: Any, own: Any) -> Any:
         """Return the name under which the model sees a function of a namespace."""
@@ -94,7 +104,7 @@ def chat_messages(messages: Any, notes: Notes | None = None) -> list[Message]:
     """Read the messages of a chat request; `notes` names fields that are not read.
 
     "developer" becomes "system". A `refusal` is the text of a message without content; what has
-    neither is empty. Parts of content become parts of type "text".
+    neither is empty. Parts of content become parts of type "text", or "image" with a `Picture`.
     """
     notes = notes or Notes()
     listed = enumerate(_list(messages, "messages", 1))
@@ -234,6 +244,10 @@ def describe_tools(messages: Sequence[Message], tools: Sequence[Message]) -> lis
     previous = ""
     for message in messages:
         role, text = message["role"], content_text(message)
+        if pictures_in([message]):
+            out.append({"role": role, "content": message["content"]})
+            previous = role
+            continue
         if role == "tool":
             text = f"<tool_response>\n{text}\n</tool_response>"
         if previous == "tool" and role in ("tool", "user"):
@@ -260,7 +274,9 @@ def describe_tools(messages: Sequence[Message], tools: Sequence[Message]) -> lis
 def content_text(message: Message) -> str:
     """Return a read message's content as one text."""
     content = message["content"]
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content if part["type"] == "text")
 
 
 def _message(message: Any, field: str, notes: Notes, called: str = "content") -> Message:
@@ -342,12 +358,41 @@ def _content(content: Any, field: str, notes: Notes) -> str | list[Message]:
     parts = []
     for i, part in enumerate(_list(content, field, 0)):
         kind = _object(part, f"{field}[{i}]").get("type")
+        if kind in ("image_url", "input_image"):
+            parts.append({"type": "image", "image": _picture(part, f"{field}[{i}]", notes)})
+            continue
         if kind not in (*_TEXTS, "refusal"):
-            raise PromptError(f"{field}[{i}].type is {kind!r}: only text is read")
+            raise PromptError(f"{field}[{i}].type is {kind!r}: only text and pictures are read")
         key = "refusal" if kind == "refusal" else "text"
         notes.unread(part, f"{field}[{i}]", key)
         parts.append({"type": "text", "text": _string(part.get(key), f"{field}[{i}].{key}")})
     return parts
+
+
+def _picture(part: Mapping[str, Any], field: str, notes: Notes) -> Picture:
+    if not notes.sees:
+        raise PromptError(f"{field} {BLIND}")
+    given, place = part.get("image_url"), f"{field}.image_url"
+    notes.unread(part, field, "image_url detail")
+    if isinstance(given, Mapping):
+        notes.unread(given, place, "url detail")
+        given, place = given.get("url"), f"{place}.url"
+    head, _, data = _string(given, place).partition(",")
+    if not re.fullmatch(r"data:[^,]*;base64", head[:100], re.IGNORECASE):
+        raise PromptError(
+            f"{place} is no data: URL, and nothing is fetched: send the picture itself, as "
+            "data:image/png;base64,..."
+        )
+    notes.pictures += 1
+    if notes.pictures > _MOST_PICTURES:
+        raise PromptError(f"{field} is picture {notes.pictures}: {_MOST_PICTURES} are the most")
+    try:
+        raw = b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise PromptError(f"{place} is no base64 ({error}): encode the whole file") from error
+    picture = Picture.of(raw, place, most_pixels=MOST_PIXELS - notes.pixels)
+    notes.pixels += picture.pixels.size // 3
+    return picture
 
 
 def _call(call: Any, field: str, inner: str, notes: Notes) -> Message:

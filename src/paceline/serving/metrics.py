@@ -34,6 +34,12 @@ _GAUGES: dict[str, tuple[Callable[[Load], float], str]] = {
         "Share of key-value blocks in use, 0 to 1.",
     ),
 }
+# Those that the engine counts.
+_OF_LOAD: dict[str, Callable[[Load], int]] = {
+    "num_preemptions": lambda load: load.preemptions,
+    "pictures_read": lambda load: load.pictures,
+    "pictures_known": lambda load: load.known_pictures,
+}
 _COUNTERS = (
     "prompt_tokens",
     "generation_tokens",
@@ -44,6 +50,8 @@ _COUNTERS = (
     "spec_decode_num_draft_tokens",
     "spec_decode_num_accepted_tokens",
     "num_preemptions",
+    "pictures_read",
+    "pictures_known",
     "admission_rejections",
     "requests_not_answered",
 )
@@ -150,8 +158,8 @@ class Metrics:
                     continue
                 counter = CounterMetricFamily(prefix + name, help, labels=labels)
                 for label, counts, load in told:
-                    lost = load.preemptions if name == "num_preemptions" else 0
-                    counter.add_metric(label, counts.counts[name] + lost)
+                    own = _OF_LOAD[name](load) if name in _OF_LOAD else counts.counts[name]
+                    counter.add_metric(label, own)
                 yield counter
             finished = CounterMetricFamily(
                 prefix + "request_success", "Ended sequences.", labels=[*labels, "finished_reason"]

@@ -61,8 +61,14 @@ class ServedModel:
         self.finder: SpeechFinder | None = None  # of speech in sounds; without, it may be anywhere
 
     @property
-    def reads(self) -> str:
-        return "text" if self.listener is None else "audio"
+    def reads(self) -> list[str]:
+        if self.listener is not None:
+            return ["audio"]
+        return ["text", "image"] if self.sees else ["text"]
+
+    @property
+    def sees(self) -> bool:
+        return self.engine.looking is not None
 
     @property
     def name(self) -> str:
@@ -127,6 +133,8 @@ def fingerprint(engine: Engine, weights: str) -> str:
     """
     able = engine.decoder.target.capabilities
     parts: list[object] = [weights, able.precision, able.kv_precision, able.max_context]
+    if engine.looking is not None:
+        parts.append(engine.looking.sight.settings.hex())
     parts += [engine.decoder.rule, engine.tokenizer.fingerprint, __version__]
     parts += ["exact"] if able.bit_exact else [able.runtime, able.device, uuid.uuid4().hex]
     return "fp_" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

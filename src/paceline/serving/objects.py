@@ -235,11 +235,15 @@ class Answer:
         answer = sum(len(each.resume) for each in self.plan.prompts[:1])
         answer += sum(len(choice.token_ids) for choice in self.choices)
         cached = sum(completion.cached_tokens for completion in done[:: self.plan.n])
+        pictures = sum(each.image_tokens for each in self.plan.prompts)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": answer,
             "total_tokens": prompt + answer,
-            "prompt_tokens_details": {"cached_tokens": min(cached, prompt)},
+            "prompt_tokens_details": {
+                "cached_tokens": min(cached, prompt),
+                **({"image_tokens": pictures} if pictures else {}),
+            },
             "completion_tokens_details": {
                 "reasoning_tokens": min(answer, self.reasoning_tokens()),
                 **self._predicted(),

@@ -99,11 +99,12 @@ def plan_ollama_chat(model: ServedModel, body: OllamaChat) -> Plan:
 
 def plan_generate(model: ServedModel, body: OllamaGenerate) -> Plan:
     """Return the plan of a prompt: a chat, or as it is if `raw`, or around a `suffix`."""
-    if body.images:
-        raise BadRequest("images: only text is read: leave them out", "images")
+    if body.images and (body.raw or body.suffix):
+        raise BadRequest("images: they need a chat: leave out raw and suffix", "images")
     if not (body.raw or body.suffix):
         system = [{"role": "system", "content": body.system}] if body.system else []
-        said = [{"role": "user", "content": body.prompt}] if body.prompt else []
+        content = _shown(body.prompt, body.images, "images")
+        said = [{"role": "user", "content": content}] if content else []
         return _planned(model, body, system * len(said) + said, Notes())
     if not (body.prompt or body.suffix):
         return _loaded(body)
@@ -171,13 +172,23 @@ def _asked(kind: type[T], body: OllamaRequest, **fields: Any) -> tuple[T, list[s
     return asked, [f"options.{name}" for name in given]
 
 
+def _shown(text: Any, images: Any, field: str) -> Any:
+    # A content with pictures, which are base64 alone.
+    if not images:
+        return text
+    if not isinstance(images, list) or not all(isinstance(each, str) for each in images):
+        raise PromptError(f"{field} must be a list of pictures in base64")
+    urls = [{"url": f"data:;base64,{each}"} for each in images]
+    parts: list[Json] = [{"type": "image_url", "image_url": url} for url in urls]
+    return [*parts, {"type": "text", "text": text}] if text else parts
+
+
 def _message(message: Json, i: int, notes: Notes) -> Json:
     notes.unread(
         message, f"messages[{i}]", "role content thinking images tool_name tool_calls tool_call_id"
     )
-    if message.get("images"):
-        raise PromptError(f"messages[{i}].images: only text is read: leave them out")
     out: Json = {key: message.get(key) for key in ("role", "content", "tool_call_id")}
+    out["content"] = _shown(out["content"], message.get("images"), f"messages[{i}].images")
     if message.get("thinking"):
         out["reasoning_content"] = message["thinking"]
     if message.get("tool_name"):
@@ -325,6 +336,7 @@ def shown(model: ServedModel) -> Json:
     tokenizer, able = model.tokenizer, ["completion", "embedding"]
     able += ["tools"] if tokenizer.chat_template else []
     able += ["thinking"] if model.style.think is not None else []
+    able += ["vision"] if model.sees else []
     facts: Json = {"general.architecture": "paceline", "paceline.context_length": model.context}
     entry = _entry(model, model.name)
     out: Json = {"modelfile": f"FROM {model.path}\n", "parameters": "", "license": ""}

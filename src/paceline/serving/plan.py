@@ -19,6 +19,8 @@ from paceline.core.types import PRESETS, CanvasParams, SamplingParams, Speculati
 from paceline.engine.engine import Prepared
 from paceline.errors import PromptError
 from paceline.models.generation import completed
+from paceline.models.pictures import Picture
+from paceline.models.shown import pictures_in
 from paceline.registry.samplers import make_sampler
 from paceline.sampling.processors import sampler_names
 from paceline.serving.holding import Calls, hold
@@ -108,7 +110,7 @@ def plan_chat(model: ServedModel, body: ChatRequest) -> Plan:
         arguments["documents"] = body.documents
     arguments["add_generation_prompt"] = body.add_generation_prompt is not False
     arguments["continue_final_message"] = bool(body.continue_final_message)
-    notes = Notes()
+    notes = Notes(sees=model.sees)
     messages = chat_messages(body.messages, notes)
     tools, calls = _tools(model, body.tools, body.tool_choice, body.parallel_tool_calls, notes)
     _reason(model, body.reasoning_effort, "reasoning_effort", arguments, notes)
@@ -117,7 +119,7 @@ def plan_chat(model: ServedModel, body: ChatRequest) -> Plan:
     constraint = hold(model, body, body.response_format, calls, notes, reasons)
     tops = (body.top_logprobs or 0) if body.logprobs else None
     most = _most(body.max_completion_tokens, body.max_tokens, body.n_predict)
-    plan = _plan(model, body, [ids], most, tops, constraint)
+    plan = _plan(model, body, [ids], most, tops, constraint, pictures=pictures_in(messages))
     plan.tools, plan.notes = _schemas(tools), notes
     return _several(plan, body)
 
@@ -161,7 +163,7 @@ def prompts_of(given: Any, field: str) -> list[Any]:
 
 def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
     """Return the plan of an answer of the Responses API; errors as of `_plan`."""
-    notes = Notes()
+    notes = Notes(sees=model.sees)
     tools, calls = _tools(model, body.tools, body.tool_choice, body.parallel_tool_calls, notes)
     messages = response_messages(body.input, body.instructions, notes)
     before: list[Json] = []
@@ -175,7 +177,8 @@ def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
         turn = model.kept.get(body.previous_response_id, "previous_response_id")
         before = [*turn.items, *(item for item in turn.response["output"] if not _broken(item))]
         at = 0 if body.instructions is None else 1  # which are those of this turn alone
-        messages[at:at] = response_messages(before) if before else []
+        told = Notes(sees=model.sees, pictures=notes.pictures, pixels=notes.pixels)
+        messages[at:at] = response_messages(before, notes=told) if before else []
     format = body.text.format if body.text else None
     arguments = template_arguments(body.chat_template_kwargs or {})
     asked = {key: value for key, value in (body.reasoning or {}).items() if value is not None}
@@ -194,7 +197,8 @@ def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
             "ask for a chat completion",
             "include" if wanted else "top_logprobs",
         )
-    plan = _plan(model, body, [ids], _most(body.max_output_tokens), tops, constraint)
+    most, shown = _most(body.max_output_tokens), pictures_in(messages)
+    plan = _plan(model, body, [ids], most, tops, constraint, pictures=shown)
     plan.before = before
     plan.tools, plan.notes = _schemas(tools), notes
     plan.stream = bool(body.stream)
@@ -232,10 +236,12 @@ def _plan(
     tops: int | None,
     constraint: Constraint | None,
     scored: int | None = None,
+    pictures: Sequence[Picture] = (),
 ) -> Plan:
     """Return the plan that all kinds of requests share.
 
-    `most` is the most tokens, `tops` log-probabilities of the answer, `scored` of the prompt.
+    `most` is the most tokens, `tops` log-probabilities of the answer, `scored` of the prompt;
+    `pictures` are of the only one.
 
     Raises:
         BadRequest: fields contradict each other.
@@ -277,7 +283,7 @@ def _plan(
     said = [name for name in model.engine.defaults if getattr(body, name) is not None]
     params, _ = completed(replace(params, **_preset(body)), model.engine.defaults, said)
     asked: dict[str, Any] = {"speculation": _speculation(body), "constraint": constraint}
-    asked["endless"] = body.endless or False
+    asked["endless"], asked["pictures"] = body.endless or False, pictures
     asked["resume"] = body.resume_token_ids or ()
     if isinstance(body, Several) and body.prediction is not None:
         check_length(model, [body.prediction.text], "prediction", 4)

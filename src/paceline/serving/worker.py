@@ -60,6 +60,8 @@ class Load(NamedTuple):
     blocks: int = 0
     free: int = 0
     preemptions: int = 0
+    pictures: int = 0
+    known_pictures: int = 0
 
 
 class ServingCore:
@@ -219,7 +221,9 @@ class ServingCore:
         memory: Memory | None = self.engine.decoder.memory
         running = len(scheduler.placed)
         blocks = (memory.blocks, memory.free) if memory is not None else (0, 0)
-        return Load(running, len(scheduler) - running, *blocks, scheduler.preemptions)
+        looking = self.engine.looking
+        seen = (looking.read, looking.known) if looking is not None else (0, 0)
+        return Load(running, len(scheduler) - running, *blocks, scheduler.preemptions, *seen)
 
 
 class Worker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class CpuTower:
         program.gather(seen.columns(), None, self._out)
         self._busy: object = None  # whose picture the buffers are of
 
-    def reading(self, patches: LogitArray) -> Iterator[LogitArray | None]:
+    def reading(self, patches: LogitArray) -> Generator[LogitArray | None, None, None]:
         """Read a picture in pieces: yield None after each, and in the end its rows.
 
         `patches` are those of `towers.look`. Of two at a time each begins anew when it is its turn.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import cache
 
 import numpy as np
@@ -24,7 +24,7 @@ class ReferenceTower:
         self._formats = formats = Formats(weights, precision)
         self._matrix = cache(lambda name: matrix(*formats.blocks(name)))
 
-    def reading(self, patches: LogitArray) -> Iterator[LogitArray]:
+    def reading(self, patches: LogitArray) -> Generator[LogitArray | None, None, None]:
         """Yield the rows of a picture; see `CpuTower.reading`."""
         count, tower = len(patches), self._vision.tower
         keys = np.zeros((1, 2, 0, tower.heads, tower.wide_head), np.float32)
