@@ -208,7 +208,7 @@ def test_an_assistants_last_message_goes_on() -> None:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ([{"type": "image", "source": {}}], r"messages\[0\].content\[0\].type is 'image'"),
+        ([{"type": "image", "source": {}}], r"messages\[0\].content\[0\].source.type is None"),
         ([{"type": "text", "text": 3}], r"messages\[0\].content\[0\].text"),
         ([{"type": "document", "source": {"type": "url"}}], r"source.type is 'url'"),
         ([{"type": "tool_result", "content": "x"}], "tool_use_id"),

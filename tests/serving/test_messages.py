@@ -72,7 +72,7 @@ def called(call: Any) -> list[Any]:
         ([{"role": "user", "content": ["x"]}], r"messages\[0\].content\[0\] must be an object"),
         (
             [USER, USER, {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
-            r"messages\[2\].content\[0\].type is 'image_url': only text is read",
+            r"messages\[2\].content\[0\] is a picture, and this model reads none",
         ),
         (
             [{"role": "user", "content": [{"type": "text", "text": list(range(99))}]}],
@@ -220,7 +220,7 @@ def test_calls_of_before_tools_and_of_custom_tools_are_read() -> None:
         (
             [{"role": "user", "content": [{"type": "input_image"}]}],
             None,
-            r"input\[0\].content\[0\].type is 'input_image'",
+            r"input\[0\].content\[0\] is a picture, and this model reads none",
         ),
     ],
 )

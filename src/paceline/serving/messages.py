@@ -373,10 +373,12 @@ def _picture(part: Mapping[str, Any], field: str, notes: Notes) -> Picture:
     if not notes.sees:
         raise PromptError(f"{field} {BLIND}")
     given, place = part.get("image_url"), f"{field}.image_url"
-    notes.unread(part, field, "image_url detail")
-    if isinstance(given, Mapping):
-        notes.unread(given, place, "url detail")
-        given, place = given.get("url"), f"{place}.url"
+    inner = given if isinstance(given, Mapping) else {"url": given}
+    for object, where, read in ((part, field, "image_url"), (inner, place, "url")):
+        usual = object.get("detail") in ("low", "auto")  # there is one size
+        notes.unread(object, where, f"{read} detail" if usual else read)
+    if inner is given:
+        given, place = inner.get("url"), f"{place}.url"
     head, _, data = _string(given, place).partition(",")
     if not re.fullmatch(r"data:[^,]*;base64", head[:100], re.IGNORECASE):
         raise PromptError(

@@ -14,6 +14,7 @@ from msgspec.json import encode
 from paceline.core.types import PRESETS
 from paceline.engine.engine import Event
 from paceline.errors import PromptError
+from paceline.models.shown import BLIND
 from paceline.serving.embeddings import EmbeddingAnswer, StatesRequest, written
 from paceline.serving.fill import plan_filling
 from paceline.serving.hosting import Hosted
@@ -92,7 +93,7 @@ class ShowRequest(Struct, kw_only=True):
 
 def plan_ollama_chat(model: ServedModel, body: OllamaChat) -> Plan:
     """Return the plan of a chat; errors as of `plan_chat`."""
-    notes = Notes()
+    notes = Notes(sees=model.sees)
     messages = [_message(each, i, notes) for i, each in enumerate(body.messages)]
     return _planned(model, body, messages, notes)
 
@@ -103,7 +104,7 @@ def plan_generate(model: ServedModel, body: OllamaGenerate) -> Plan:
         raise BadRequest("images: they need a chat: leave out raw and suffix", "images")
     if not (body.raw or body.suffix):
         system = [{"role": "system", "content": body.system}] if body.system else []
-        content = _shown(body.prompt, body.images, "images")
+        content = _shown(body.prompt, body.images, "images", Notes(sees=model.sees))
         said = [{"role": "user", "content": content}] if content else []
         return _planned(model, body, system * len(said) + said, Notes())
     if not (body.prompt or body.suffix):
@@ -172,10 +173,12 @@ def _asked(kind: type[T], body: OllamaRequest, **fields: Any) -> tuple[T, list[s
     return asked, [f"options.{name}" for name in given]
 
 
-def _shown(text: Any, images: Any, field: str) -> Any:
+def _shown(text: Any, images: Any, field: str, notes: Notes) -> Any:
     # A content with pictures, which are base64 alone.
     if not images:
         return text
+    if not notes.sees:
+        raise PromptError(f"{field}[0] {BLIND}")
     if not isinstance(images, list) or not all(isinstance(each, str) for each in images):
         raise PromptError(f"{field} must be a list of pictures in base64")
     urls = [{"url": f"data:;base64,{each}"} for each in images]
@@ -188,7 +191,7 @@ def _message(message: Json, i: int, notes: Notes) -> Json:
         message, f"messages[{i}]", "role content thinking images tool_name tool_calls tool_call_id"
     )
     out: Json = {key: message.get(key) for key in ("role", "content", "tool_call_id")}
-    out["content"] = _shown(out["content"], message.get("images"), f"messages[{i}].images")
+    out["content"] = _shown(out["content"], message.get("images"), f"messages[{i}].images", notes)
     if message.get("thinking"):
         out["reasoning_content"] = message["thinking"]
     if message.get("tool_name"):
