@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.helpers.tiny_vision import KINDS, pixels_of, talking
+from tests.helpers.tiny_vision import KINDS, pixels_of, save_mmproj, talking
 
 import paceline
 from paceline.engine import hearing
@@ -290,6 +290,30 @@ def test_models_without_sight_say_so(
     for name in ("none.gguf", "x.gguf"):
         with pytest.raises(ModelError):
             paceline.load(folder, mmproj=str(tmp_path / name))
+
+
+def test_an_mmproj_beside_a_model_reads_its_pictures(
+    folders: Callable[[str], tuple[Path, Any]], load: Callable[..., Engine], tmp_path: Path
+) -> None:
+    file = save_mmproj(folders("smolvlm")[0], tmp_path / "mmproj.gguf")
+    expected = load().generate(CHAT, **SAMPLED)
+    engine = load(mmproj=str(file))
+    assert engine.generate(CHAT, **SAMPLED).token_ids == expected.token_ids
+    assert engine.looking is not None
+    assert b"mmproj" not in engine.looking.sight.settings  # nor is a path part of a key
+    other = save_mmproj(folders("smolvlm")[0], tmp_path / "other.gguf", projection_dim=96)
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(file.read_bytes()[:-5000])
+    model = folders("smolvlm")[0] / "model.safetensors"
+    for wrong, match in (
+        (other, "rows of width 96"),
+        (damaged, "damaged"),
+        (model, "is not a GGUF file"),
+        (tmp_path / "none.gguf", "none.gguf"),
+    ):
+        with pytest.raises(ModelError, match=match) as caught:
+            load(mmproj=str(wrong))
+        assert "\n" not in str(caught.value)
 
 
 def test_windows_cut_no_picture_that_sees_itself(load: Callable[..., Engine]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
 import transformers
+from safetensors.numpy import load_file
 from tests.helpers.tiny_model import tiny_tokenizer
 
 IMAGE = 7
@@ -119,3 +122,62 @@ def pixels_of(patches: np.ndarray, grid: int, patch: int) -> torch.Tensor:
     rows = patches[-(grid**2) :, : 3 * patch**2].reshape(grid, grid, 3, patch, patch)
     picture = rows.transpose(2, 0, 3, 1, 4).reshape(1, 3, grid * patch, grid * patch)
     return torch.from_numpy(np.ascontiguousarray(picture))
+
+
+_PARTS = {
+    "layer_norm1": "ln1",
+    "layer_norm2": "ln2",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_out",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+}
+_NAMES = [
+    (re.compile(r".*vision_model\.embeddings\.patch_embedding\.(\w+)"), r"v.patch_embd.\1"),
+    (re.compile(r".*vision_model\.embeddings\.position_embedding\.(\w+)"), r"v.position_embd.\1"),
+    (re.compile(r".*vision_model\.post_layernorm\.(\w+)"), r"v.post_ln.\1"),
+    (re.compile(r".*modality_projection\.proj\.(\w+)"), r"mm.model.fc.\1"),
+    *(
+        (
+            re.compile(rf".*encoder\.layers\.(\d+)\.{re.escape(theirs)}\.(\w+)"),
+            rf"v.blk.\1.{own}.\2",
+        )
+        for theirs, own in _PARTS.items()
+    ),
+]
+
+
+def save_mmproj(directory: Path, file: Path, **changes: Any) -> Path:
+    """Write what reads pictures of a saved SmolVLM as llama.cpp's converter does."""
+    config = json.loads((directory / "config.json").read_text())
+    tower = config["vision_config"]
+    writer = gguf.GGUFWriter(file, "clip")
+    writer.add_string("clip.projector_type", "idefics3")
+    writer.add_bool("clip.use_gelu", True)
+    numbers = {
+        "image_size": tower["image_size"],
+        "patch_size": tower["patch_size"],
+        "embedding_length": tower["hidden_size"],
+        "feed_forward_length": tower["intermediate_size"],
+        "block_count": tower["num_hidden_layers"],
+        "attention.head_count": tower["num_attention_heads"],
+        "projection_dim": config["text_config"]["hidden_size"],
+        "projector.scale_factor": config["scale_factor"],
+        **changes,
+    }
+    for name, value in numbers.items():
+        writer.add_uint32(f"clip.vision.{name}", value)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    for name in ("mean", "std"):
+        writer.add_array(f"clip.vision.image_{name}", [0.5, 0.5, 0.5])
+    for name, values in load_file(directory / "model.safetensors").items():
+        for theirs, own in _NAMES:
+            if theirs.fullmatch(name):
+                writer.add_tensor(theirs.sub(own, name), values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
