@@ -1,16 +1,19 @@
-"""`bench methods`: a line for every method, rows over a table, Ctrl-C, resumption."""
+"""`bench methods`: a line for every method, rows over a table, Ctrl-C, what is old."""
 
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cli.conftest import Command, one_line, press_in_step
+from tests.cli.conftest import Command, one_line
 
 from paceline.drafters.recycling import Recycling
-from paceline.lab.measure import methods, results
+from paceline.lab.measure import claims, lines, methods, results
+from paceline.lab.measure.claims import Claim
+from paceline.lab.measure.machine import Others
 from paceline.networks.weights import write_tensors
 from paceline.registry import table
 from paceline.registry.options import Options
@@ -19,19 +22,25 @@ SHORT = ("bench", "methods", "--limit", "2", "--max-new-tokens", "12", "--batch"
 FEW = (*SHORT, "--only", "recycling,gumbel,medusa")
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else uses the machine."""
+    monkeypatch.setattr(Others, "busy", False)
+
+
 def test_every_method_has_a_line() -> None:
-    used = {method for line in methods.lines() for method in line.methods()}
+    used = {method for line in claims.lines() for method in line.methods()}
     kinds: tuple[table.Kind, ...] = ("drafter", "growth", "verifier", "controller")
     # Baselines, and what a line has where it says nothing.
     silent = {("drafter", "none"), ("controller", "fixed")}
     registered = {(kind, name) for kind in kinds for name in table.names(kind)}
     assert {each for each in registered - silent - used if "test" not in each[1]} == set()
-    systems = [line.system for line in methods.lines()]
+    systems = [line.system for line in claims.lines()]
     assert len(systems) == len(set(systems))
 
 
-@pytest.mark.parametrize("line", methods.lines(), ids=lambda line: line.system)
-def test_lines_name_what_there_is(line: methods.Claim) -> None:
+@pytest.mark.parametrize("line", claims.lines(), ids=lambda line: line.system)
+def test_lines_name_what_there_is(line: Claim) -> None:
     assert line.claim
     assert line.why
     assert line.guarantee.startswith(("lossless", "lossy"))
@@ -45,11 +54,9 @@ def test_lines_name_what_there_is(line: methods.Claim) -> None:
 def test_rows_are_measured_beside_plain_decoding(
     command: Command, loads: list[Options], tmp_path: Path
 ) -> None:
-    out, record = tmp_path / "out", tmp_path / "methods-table.json"
-    done = command(*FEW, "--out", str(out), "--record", str(record), "--json")
+    done = command(*FEW, "--out", str(tmp_path), "--json")
     assert done.code == 0, done.err
     found = json.loads(done.out)
-    assert found["complete"]
     assert found["differing"] == []
     cells = {(each["system"], each["sizes"], each["batch"]): each for each in found["cells"]}
     recycling = cells["Token Recycling", "paper", 1]
@@ -57,12 +64,9 @@ def test_rows_are_measured_beside_plain_decoding(
     assert recycling["rows_per_forward"] > 2
     assert cells["Token Recycling", "here", 2]["prompts"] == 2
     # No draft model, and no weights for a table: said, and the others are measured all the same.
-    assert "eagle3" in cells["Gumbel coupling", "here", 1]["error"]
-    page = (out / "report.html").read_text(encoding="utf-8")
-    assert "Token Recycling" in page
-    assert "not run: " in page
-    result = json.loads(record.read_text(encoding="utf-8"))
-    results.validate("methods-table", result)
+    assert "eagle3" in cells["Gumbel coupling", "paper", 1]["error"]
+    result = json.loads((tmp_path / "methods.json").read_text(encoding="utf-8"))
+    results.validate("methods", result)
     assert [row[0] for row in result["rows"]][:1] == ["Token Recycling"]
     told = dict(zip(result["columns"], result["rows"][0], strict=True))
     assert "[" in told["speed-up"]
@@ -70,23 +74,24 @@ def test_rows_are_measured_beside_plain_decoding(
     assert "[" not in told["in a batch"], "prompts of a batch share their time"
     assert told["other temperature"].endswith("], T = 1")
     assert told["identical"] == "100%"
+    assert told["measured"].startswith(told["timed"])
+    assert told["seconds"] > 0
 
 
 def test_options_of_a_lines_method(command: Command, loads: list[Options], tmp_path: Path) -> None:
     given = ("--with", "lookahead:length=2", "--with", "judge:head=folder/head.safetensors")
-    record = tmp_path / "methods-table.json"
     words = (*SHORT, "--only", "lookahead,judge", "--json")
-    found = json.loads(command(*words, *given, "--record", str(record)).out)
-    assert found["about"]["with"] == list(given[1::2])
+    found = json.loads(command(*words, *given, "--out", str(tmp_path)).out)
     lookahead = next(each for each in found["cells"] if each["system"] == "Lookahead Decoding")
     bare = json.loads(command(*words).out)["cells"][0]
     assert lookahead["rows_per_forward"] != bare["rows_per_forward"]
-    result = json.loads(record.read_text(encoding="utf-8"))
+    result = json.loads((tmp_path / "methods.json").read_text(encoding="utf-8"))
     shown = [row[1] for row in result["rows"]]
     assert "`lookahead:length=2 --nodes 32`" in shown
     assert any("judge:head=head.safetensors" in each for each in shown), "files without folders"
     assert "--with lookahead:length=2" in result["command"]
-    [alone] = methods.chosen(["length="], [], ["lookahead:length=2"])
+    of = methods.with_options(claims.lines(), ["lookahead:length=2"])
+    [alone] = claims.chosen(of, ["length="], [])
     assert alone.system == "Lookahead Decoding"
     for wrong in ("lookahead", "none-such:a=1"):
         answer = command(*words, "--with", wrong)
@@ -101,7 +106,7 @@ def test_lines_say_how_long_weights_were_trained(tmp_path: Path) -> None:
     assert methods.trained_on(name, "") == 12345
     assert methods.trained_on("falcon:growth=dynamic", "2807449613cbb055") is None
     assert methods.trained_on("suffix-automaton>eagle3", "2807449613cbb055") == 778249
-    [falcon] = methods.chosen(["falcon"], [])
+    [falcon] = claims.chosen(claims.lines(), ["falcon"], ["tree"])
     cell = methods.Measurement(falcon.system, methods.HERE, 1)
     figures = {
         "acceptance_by_depth": [0.5],
@@ -113,7 +118,7 @@ def test_lines_say_how_long_weights_were_trained(tmp_path: Path) -> None:
         "trained": 12345,
     }
     [row] = methods.rows([falcon], {cell: figures}, draft=False)
-    assert row[-1] == f"trained on 12,345 tokens; {falcon.why}"
+    assert row[-1] == "trained on 12,345 tokens"
 
 
 def test_both_temperatures_but_for_a_rule_that_is_greedy(
@@ -126,7 +131,7 @@ def test_both_temperatures_but_for_a_rule_that_is_greedy(
         ("Speculative Jacobi Decoding", True),
         ("Greedy rule", False),
     }
-    jacobi, greedy = methods.chosen(["jacobi", "greedy rule"], [])
+    jacobi, greedy = claims.chosen(claims.lines(), ["jacobi", "greedy rule"], [])
     own, turned = (
         methods.Measurement(jacobi.system, methods.HERE, 1, each) for each in (False, True)
     )
@@ -141,19 +146,126 @@ def test_ctrl_c_and_the_same_command_again(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    words = (*SHORT, "--only", "recycling,lookup", "--out", str(tmp_path), "--json")
+    words = (*SHORT, "--only", "token recycling,prompt lookup", "--out", str(tmp_path), "--json")
+    genuine = methods.measure
+
+    def pressed(loaded: object, line: Claim, *given: object, **named: object) -> object:
+        if line.system == "Token Recycling":
+            signal.raise_signal(signal.SIGINT)
+        return genuine(loaded, line, *given, **named)  # type: ignore[arg-type]
+
     with monkeypatch.context() as patch:
-        press_in_step(patch, 80)
+        patch.setattr(methods, "measure", pressed)
         stopped = command(*words)
     assert stopped.code == 130
-    first = json.loads(stopped.out)
-    kept = (tmp_path / "cells.jsonl").read_text(encoding="utf-8").splitlines()
-    assert not first["complete"]
-    assert 0 < len(first["cells"]) == len(kept) - 1
+    assert not json.loads(stopped.out)["complete"]
+    rows = json.loads((tmp_path / "methods.json").read_text(encoding="utf-8"))["rows"]
+    assert [row[0] for row in rows] == ["Prompt Lookup Decoding"]
     again = json.loads(command(*words).out)
     assert again["complete"]
-    assert again["cells"][: len(first["cells"])] == first["cells"]
-    assert one_line(command(*words, "--limit", "3"))
+    assert {each["system"] for each in again["cells"]} == {"Token Recycling"}
+    assert json.loads((tmp_path / "methods.json").read_text(encoding="utf-8"))["rows"][0] == rows[0]
+    nothing = json.loads(command(*words).out)
+    assert nothing["cells"] == nothing["left"] == []
+    other = command(*words, "--limit", "3")
+    assert one_line(other)
+    assert "2 prompts" in other.err
+    assert "3 prompts" in other.err
+
+
+def test_what_is_old_is_measured_again_and_the_quickest_first(
+    command: Command, loads: list[Options], tmp_path: Path
+) -> None:
+    words = (
+        *SHORT,
+        "--only",
+        "token recycling,prompt lookup,stand",
+        "--out",
+        str(tmp_path),
+        "--json",
+    )
+    assert command(*words).code == 0
+    path = tmp_path / "methods.json"
+    result = json.loads(path.read_text(encoding="utf-8"))
+    columns = result["columns"]
+    for row in result["rows"]:
+        row[columns.index("seconds")] = {"STAND": 1.0, "Token Recycling": 2.0}.get(row[0], 3.0)
+        if row[0] == "Prompt Lookup Decoding":
+            row[columns.index("digest")] = "of other code"
+        if row[0] == "STAND":
+            row[1] = "`stand --nodes 8`"
+    path.write_text(results.dump(result), encoding="utf-8")
+    left = json.loads(command(*words, "--list").out)["left"]
+    assert left == [
+        ["STAND", "before the last change", 1],
+        ["Prompt Lookup Decoding", "before the last change", 3],
+    ]
+    short = json.loads(command(*words, "--minutes", "0.02").out)
+    assert [row[0] for row in short["left"]] == ["Prompt Lookup Decoding"], "3 s are over 1.2"
+    assert json.loads(command(*words).out)["left"] == []
+
+
+def test_a_busy_machine_has_no_speed_and_leaves_the_last_one(
+    command: Command, loads: list[Options], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = (*SHORT, "--only", "recycling", "--out", str(tmp_path), "--json")
+    path = tmp_path / "methods.json"
+
+    def row() -> dict[str, object]:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return dict(zip(found["columns"], found["rows"][0], strict=True))
+
+    monkeypatch.setattr(Others, "busy", True)
+    command(*words)
+    assert (row()["speed-up"], row()["c(n)"], row()["timed"]) == ("", "", "")
+    assert row()["identical"] == "100%"
+    path.unlink()
+    monkeypatch.setattr(Others, "busy", False)
+    command(*words)
+    before = row()
+    text = path.read_text(encoding="utf-8").replace(str(before["digest"]), "of other code")
+    path.write_text(text.replace(str(before["timed"]), "2026-01-02"), encoding="utf-8")
+    monkeypatch.setattr(Others, "busy", True)
+    command(*words)
+    assert row()["speed-up"] == before["speed-up"]
+    assert row()["timed"] == "2026-01-02"
+    assert row()["measured"] != row()["timed"]
+    assert row()["digest"] == before["digest"]
+
+
+def test_a_canvas_is_measured_beside_another_sampler(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(lines, "TASKS", {"copy": lines.TASKS["copy"]})
+    words = (*SHORT, "--only", "freedave,threshold and prefix", "--out", str(tmp_path), "--json")
+    found = json.loads(command(*words).out)
+    assert found["complete"]
+    result = json.loads((tmp_path / "methods-canvas.json").read_text(encoding="utf-8"))
+    fast, exact = (dict(zip(result["columns"], row, strict=True)) for row in result["rows"])
+    assert exact["system"] == "FreeDave"
+    assert exact["identical"] == "100%"
+    assert exact["right"] == exact["right beside"]
+    assert 1.2 < float(exact["fewer forwards"].split(" ")[0]) < 3
+    assert float(exact["fewer rows"].split(" ")[0]) < 1, "drafts are rows, too"
+    assert "[" in exact["speed-up"]
+    assert float(fast["fewer rows"].split(" ")[0]) > float(fast["fewer forwards"].split(" ")[0])
+    assert fast["mode"] == "lists-mdm, beside counts, block 8, cache none"
+
+
+def test_a_model_that_fills_no_canvas_says_so(
+    command: Command, loads: list[Options], tmp_path: Path
+) -> None:
+    words = (*SHORT, "--only", "freedave", "--out", str(tmp_path), "--json")
+    assert json.loads(command(*words).out)["cells"] == []
+    result = json.loads((tmp_path / "methods-canvas.json").read_text(encoding="utf-8"))
+    [row] = result["rows"]
+    assert row[result["columns"].index("note")].startswith("not run: ")
+
+
+def test_a_line_of_one_prompt_is_not_kept(command: Command, tmp_path: Path) -> None:
+    answer = command(*SHORT, "--limit", "1", "--out", str(tmp_path))
+    assert one_line(answer)
+    assert "interval needs two prompts" in answer.err
 
 
 def test_a_text_that_differs_is_told(

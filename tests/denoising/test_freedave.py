@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from tests.helpers.canvases import decode, decoder_of, finish, start
 
 from paceline.core.types import CanvasParams
 from paceline.errors import InvalidOption
+from paceline.methods.canvas import freedave
 from paceline.methods.canvas.freedave import StateLookahead
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 
@@ -97,6 +100,39 @@ def test_a_joint_that_is_certain_needs_one_forward_after_the_first():
     joint[0, 1, 2, 1, 0] = 1.0
     assert forwards(TableDenoiser(joint), "counts", 8) == (5, 2)
     assert forwards(TableDenoiser(joint), "counts", 2) == (5, 3)
+
+
+def test_a_walk_that_stops_earlier_is_seldom_shorter(monkeypatch):
+    """With one draft never; with more, an earlier state has at times the better drafts."""
+    genuine, walk = freedave.same, StateLookahead.take
+    room, caps = [0], list[int]()
+
+    def take(self, logits):
+        room[0] = caps.pop(0) if caps else 9
+        return walk(self, logits)
+
+    def same(one, other):
+        room[0] -= 1
+        return room[0] >= 0 and genuine(one, other)
+
+    monkeypatch.setattr(StateLookahead, "take", take)
+    monkeypatch.setattr(freedave, "same", same)
+    for width, shorter in ((2, 0), (3, 1)):
+        found, longer = 0, 0
+        for seed in range(12):
+            target = TableDenoiser(random_joint(3, 5, seed))
+            most = decode(target, f"freedave:width={width}>counts").stats.target_forwards
+            others = []
+            for each in product(range(width), repeat=3):
+                caps[:] = each
+                others.append(decode(target, f"freedave:width={width}>counts"))
+                caps.clear()
+            forwards = [each.stats.target_forwards for each in others]
+            assert min(forwards) >= most - 1
+            found += min(forwards) < most
+            longer += max(forwards) > most
+        assert found == shorter
+        assert longer > 6, "most that stop earlier are longer"
 
 
 def test_what_it_cannot_wrap_is_an_error():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import time
+from typing import Annotated
 
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import end, interruptible, progress_bar, remark, report
+from paceline.cli.output import end, interruptible, remark, report
+from paceline.errors import InvalidOption
 from paceline.registry.options import Options
 
 
@@ -23,83 +25,55 @@ def methods(
     ] = None,
     only: Annotated[str, "Words by commas: systems or options that have one of them."] = "",
     skip: Annotated[str, "Likewise, what to leave out."] = "",
-    batch: Annotated[int, "Of the second column of speed-ups."] = 8,
-    limit: Annotated[int, "Prompts of a method."] = 6,
+    batch: Annotated[int, "Of the column of batches."] = 8,
+    limit: Annotated[int, "Prompts of a method that drafts."] = 6,
     max_new_tokens: Annotated[int, "Tokens of an answer."] = 64,
+    minutes: Annotated[float | None, "Begin no line that would end later."] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Say what is missing or old.")] = False,
     out: o.Results = None,
-    record: o.Record = None,
+    name: Annotated[str, "File in --out for lines that draft; others have their own."] = "methods",
     as_json: o.AsJson = False,
 ) -> None:
     """Measure every method in its paper's mode, beside the paper's claim.
 
-    Each runs by turns with plain decoding: with the draft sizes of its paper, with those that pay
-    here, and with these in a batch and at the other temperature (greedy or 1). What does not run
-    on the model says why. Ctrl-C ends with what there is; with --out the same command goes on. The
-    exit code is 1 if a method failed, or if a text differs from plain decoding that must not.
+    Drafters run by turns with plain decoding: with the draft sizes of the paper, with those that
+    pay here, and with these in a batch and at the other temperature (greedy or 1). Samplers of a
+    canvas run on the models that ship. What does not run says why. While others use the machine,
+    no speed is measured.
+
+    With --out each line is kept as soon as it is there, and only lines are measured that are
+    missing, or older than code, settings or weights; what takes least comes first. Ctrl-C ends with
+    what there is, and the same command goes on. The exit code is 1 if a method failed, or if a text
+    differs from plain decoding that must not.
     """
     o.check_at_least_one(batch=batch, limit=limit, max_new_tokens=max_new_tokens)
-    from paceline.lab.measure import methods as bench
-    from paceline.lab.measure import results
-    from paceline.lab.measure.kept import Kept
-    from paceline.lab.measure.machine import machine
-    from paceline.registry import loading
+    if out is not None and limit < 2:
+        raise InvalidOption("an interval needs two prompts: give a higher --limit, or no --out")
+    from paceline.lab.measure import claims, lines, results, systems
+    from paceline.lab.measure.methods import with_options
 
-    lines = bench.chosen(_words(only), _words(skip), given or [])
-    loaded = loading.load_model(asked)
-    about: dict[str, Any] = {
-        "model": loaded.source.name,
-        "fingerprint": loaded.source.fingerprint,
-        "runtime": loaded.target.capabilities.runtime,
-        "draft_model": draft_model,
-        "with": given or [],
-        "batch": batch,
-        "limit": limit,
-        "max_new_tokens": max_new_tokens,
-        "machine": machine(),
-    }
-    wanted = bench.cells(lines, sorted({1, batch}))
-    systems = {line.system: line for line in lines}
-    with (
-        Kept(out and out / "cells.jsonl", about, bench.read_cell) as kept,
-        progress_bar("{task.completed:.0f}/{task.total:.0f}") as bar,
-        interruptible() as interrupt,
-    ):
-        # What did not run is tried again: weights may have come since.
-        found = {cell: each for cell, each in dict(kept.entries).items() if "error" not in each}
-        left = [cell for cell in wanted if cell not in found]
-        task = bar.add_task("methods", total=len(left))
-        for cell in left:
-            figures = bench.measure(
-                loaded,
-                systems[cell.system],
-                cell,
-                draft_model=draft_model,
-                limit=limit,
-                tokens=max_new_tokens,
-                stop=lambda: interrupt.requested,
-            )
-            if figures is None:
+    of: list[lines.Made] = [*with_options(claims.lines(), given or []), *claims.canvases()]
+    about = lines.About(asked, draft_model, given or [], batch, limit, max_new_tokens)
+    bench = lines.Lines(claims.chosen(of, _words(only), _words(skip)), about, out, name)
+    begin = time.monotonic()
+    with interruptible() as interrupt:
+        for work in [] if listed else bench.left():
+            if minutes is not None and time.monotonic() - begin + work.seconds > 60 * minutes:
                 break
-            found[cell] = figures
-            kept.append({"cell": cell, "figures": figures})
-            bar.advance(task)
-    shown = {cell: found[cell] for cell in wanted if cell in found}
-    table = bench.rows(lines, shown, draft_model is not None)
-    verdict = bench.verdict(lines, shown)
-    summary = {"about": about, "complete": len(shown) == len(wanted), **verdict}
-    text = f"# Methods on {loaded.source.name}\n\n" + results.table(bench.TITLES, table)
-    if out is not None:
-        kept.finish(summary, text, bench.page(about, table))
-        remark(f"results.json, results.md and report.html are in {out}")
-    if record is not None:
-        bench.record(record, about, table)
-    report(summary, text, as_json=as_json)
-    for name in verdict["differing"]:
-        remark(f"{name}: a text differs from plain decoding, which its rule does not allow")
-    for name, error in verdict["failed"].items():
-        remark(f"{name} failed: {error}")
+            remark(f"{work.line.system}, about {work.seconds:.0f} s")
+            if not bench.make(work.line, lambda: interrupt.requested):
+                break
+    left = [(each.line.system, each.state, round(each.seconds)) for each in bench.left()]
+    text = results.table(systems.COLUMNS, shown) if (shown := bench.table()) else ""
+    text += results.table(("left", "why", "about seconds"), left) if left else ""
+    found = {"complete": not left, "differing": bench.differing, "failed": bench.failed}
+    report({**found, "cells": bench.cells, "left": left}, text, as_json=as_json)
+    for system in bench.differing:
+        remark(f"{system}: a text differs from plain decoding, which its rule does not allow")
+    for system, error in bench.failed.items():
+        remark(f"{system} failed: {error}")
     end(not interrupt, kept=out is not None)
-    if verdict["differing"] or verdict["failed"]:
+    if bench.differing or bench.failed:
         raise typer.Exit(1)
 
 

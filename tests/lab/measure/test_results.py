@@ -11,8 +11,6 @@ import pytest
 
 from paceline.errors import InvalidOption
 from paceline.lab.measure import results as results_pages
-from paceline.lab.measure.claims import WHY, changes, lines, stream_lines, unsaid
-from paceline.lab.measure.methods import TITLES
 from paceline.lab.measure.results import (
     TOPICS,
     dump,
@@ -24,7 +22,6 @@ from paceline.lab.measure.results import (
     render,
     stale,
 )
-from paceline.registry import table as registry
 from paceline.registry.samplers import make_plan, make_sampler
 
 ROOT = Path(__file__).parents[3]
@@ -146,7 +143,7 @@ def test_malformed_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_samplers_in_the_tables_are_those_of_today() -> None:
-    """Those of methods say themselves what has changed: `changes`."""
+    """Lines of methods know themselves what has changed: `paceline.lab.measure.systems`."""
     seen = 0
     for result in load(FOLDER / "data").values():
         if "sampler" not in result["columns"]:
@@ -160,54 +157,6 @@ def test_samplers_in_the_tables_are_those_of_today() -> None:
                 if part.startswith("cache "):
                     make_plan(part.removeprefix("cache "))
     assert seen > 60
-
-
-def test_a_table_of_methods_says_what_is_older_than_the_code() -> None:
-    one, two, *rest = lines()
-    figures = ["", "", "1.5", *[""] * (len(TITLES) - 5)]
-    rows = [[line.system, f"`{line.shown(False)}`", *figures] for line in (two, *rest)]
-    table = {"columns": list(TITLES), "rows": rows}
-    assert changes(table) == f"Not in it: {one.system}."
-    rows[0][1] = f"`{two.drafter}:gone=1`"
-    assert f"{two.system} was `{two.drafter}:gone=1` and is `" in changes(table)
-    rows[1][0] = "An old one"
-    assert "An old one (`" in changes(table)
-    assert "is no line any more" in changes(table)
-    assert changes({"columns": ["a", "b"], "rows": []}) == ""
-
-
-def test_a_configuration_is_said_by_the_first_table_whose_system_ran() -> None:
-    head = ["system", "configuration", WHY]
-    first = [["A", "`eagle3 --depth 5`", "-"], ["B", "`cascade`", "not run: no draft model"]]
-    second = [["A", "`draft-model --depth 5`", "-"], ["B", "`cascade`", "-"], ["C", "`del`", "-"]]
-    tables = [{"columns": head, "rows": rows} for rows in (first, second)]
-    said: dict[str, str] = {}
-    assert [[row[1] for row in unsaid(table, said)] for table in tables] == [
-        ["`eagle3 --depth 5`", "`cascade`"],
-        ["", "`cascade`", "`del`"],
-    ]
-    assert second[0][1] == "`draft-model --depth 5`"  # the result is left as it is
-
-
-def test_claims_in_the_tables_are_those_of_today() -> None:
-    claims = {line.system: line.claim for line in lines()}
-    seen = 0
-    for result in load(FOLDER / "data").values():
-        if result["columns"][:2] != list(TITLES[:2]):
-            continue
-        for row in result["rows"]:
-            if row[0] in claims:
-                assert row[result["columns"].index("the paper's claim")] == claims[row[0]], row[0]
-                seen += 1
-    assert seen > 100
-
-
-def test_every_method_of_streams_has_a_claim_and_no_other_has() -> None:
-    found = [line.method for line in stream_lines()]
-    assert sorted(found) == sorted(registry.names("stream"))
-    assert all(line.claim and line.why and line.system for line in stream_lines())
-    page = (FOLDER / "methods.md").read_text()
-    assert all(f"| {line.system} |" in page for line in stream_lines())
 
 
 def test_topics_are_few() -> None:

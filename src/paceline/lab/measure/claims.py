@@ -4,41 +4,76 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from paceline.core.expressions import parse
+from paceline.errors import InvalidOption
+from paceline.lab.measure.parallel import AUTOREGRESSIVE, Setting
 from paceline.registry import table
 from paceline.trees.choice import named_expansion
+
+L = TypeVar("L", bound="Line")
 
 DRAFT = "{draft}"
 """In a drafter's name: the draft model, or a trained drafter where none is given."""
 
-CLAIMED, WHY = ("system", "the paper's claim"), "what differs"
-"""Columns that are told once for all tables of methods."""
-
-_UNSAID = "A configuration left out is that of a table above, with `draft-model` for `eagle3`."
-_NO_FIGURE = re.compile(r"no figure at hand[;,]? ?")
-_NOT_RUN, _DEPTHS = "not run: ", "accepted at depth 1, 2, .."
+NO_CLAIM = re.compile(r"no (paper|figure at hand)\b[;,:]? ?")
+"""How a claim begins that needs no source."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A system: how it runs, what its paper claims, and why the figures differ."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A system: what its paper claims, and why the figures differ.
+
+    Attributes:
+        paper: source of the claim, where it is not that of the line's own method.
+        result: the result file whose figures are the line's; None for lines with rows of their own.
+        code: modules or folders of what no method of the registry is.
+    """
 
     system: str
-    drafter: str
     claim: str
     why: str
+    paper: str = ""
+    result: str | None = None
+    group: str = ""
+    code: tuple[str, ...] = ()
+
+    def shown(self, draft: bool) -> str:
+        """Return the configuration, with the drafter that runs with a draft model or without."""
+        return ""
+
+    def methods(self) -> Iterator[tuple[table.Kind, str]]:
+        """Yield kind and name of every method that the line uses, its own one first."""
+        yield from ()
+
+    @property
+    def source(self) -> str:
+        """Return the paper of the claim; InvalidOption if something is claimed by none."""
+        papers = (table.find(*each).paper for each in self.methods())
+        found = self.paper or next((each for each in papers if each != "-"), "")
+        if not found and not NO_CLAIM.match(self.claim):
+            raise InvalidOption(
+                f"claims.toml: {self.system} claims {self.claim!r} and names no paper: add paper"
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim(Line):
+    """A system that drafts and verifies, as `paceline bench` runs it."""
+
+    drafter: str
     verifier: str = "auto"
     controller: str = "auto"
     temperature: float = 0.0
     nodes: int | None = None
     depth: int | None = None
     work: str | None = None
+    group: str = "Autoregressive"
 
     def named(self, draft: bool) -> str:
         """Return the drafter as the command line writes it, with a draft model or without."""
@@ -53,11 +88,16 @@ class Claim:
         return " ".join([self.drafter, *shown])
 
     def shown(self, draft: bool) -> str:
-        """Return `configuration` with the drafter that ran, with a draft model or without."""
         return self.configuration.replace(self.drafter, self.named(draft))
 
     def sized(self, key: str) -> bool:
         return getattr(self, key) is not None
+
+    @property
+    def mode(self) -> str:
+        """Return temperature and prompts."""
+        mode = f"T = {self.temperature:g}" if self.temperature else "greedy"
+        return f"{mode}, {self.work or 'mix'}"
 
     @property
     def guarantee(self) -> str:
@@ -67,25 +107,91 @@ class Claim:
         return "lossless" if found.startswith("lossless at") else found.split(":")[0]
 
     def methods(self) -> Iterator[tuple[table.Kind, str]]:
-        """Yield kind and name of every method that the line uses."""
-        for method in parse(self.named(True), "drafter").methods():
-            yield "drafter", method.name
-            if "growth" in method.options:
-                yield "growth", named_expansion(method.options["growth"]).name
-        if self.verifier != "auto":
-            yield "verifier", parse(self.verifier, "verifier").name
+        rules: list[tuple[table.Kind, str]] = []
         if self.controller != "auto":
-            yield "controller", self.controller
+            rules.append(("controller", self.controller))
+        drafters = parse(self.named(True), "drafter").methods()
+        rules += [
+            ("growth", named_expansion(each.options["growth"]).name)
+            for each in drafters
+            if "growth" in each.options
+        ]
+        if self.verifier != "auto":
+            rules.append(("verifier", parse(self.verifier, "verifier").name))
+        names: list[tuple[table.Kind, str]] = [("drafter", each.name) for each in drafters]
+        # With a draft model alone, the rule is what the paper is of.
+        yield from (*rules, *names) if self.drafter.startswith(DRAFT) else (*names, *rules)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamClaim:
-    """A system whose input is not finished yet, its method, the paper's claim, what differs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanvasClaim(Line):
+    """A system that fills a canvas: the sampler of a model that ships, and one to stand beside."""
 
-    system: str
-    method: str
-    claim: str
-    why: str
+    model: str
+    sampler: str
+    block: int | None = None
+    cache: str | None = None
+    beside: str = "counts"
+    beside_cache: str | None = None
+    ending: Literal["fill", "cut", "hold"] = "fill"
+    temperature: float = 0.0
+    group: str = "Canvas"
+
+    @property
+    def settings(self) -> tuple[Setting, Setting]:
+        """Return what stands beside, and the line's own."""
+        beside = Setting(self.beside, self.block, self.beside_cache)
+        alone = Setting(self.beside) if self.beside == AUTOREGRESSIVE else beside
+        return alone, Setting(self.sampler, self.block, self.cache, self.ending)
+
+    def shown(self, draft: bool) -> str:
+        return self.settings[1].label
+
+    @property
+    def mode(self) -> str:
+        """Return model and temperature, and what stands beside."""
+        warm = f", T = {self.temperature:g}" if self.temperature else ""
+        return f"{self.model}{warm}, beside {self.settings[0].label}"
+
+    def methods(self) -> Iterator[tuple[table.Kind, str]]:
+        plan = self.cache and parse(self.cache, "cache").name
+        if plan and plan not in ("none", "exact"):
+            yield "cache", plan
+        for method in parse(self.sampler, "sampler").methods():
+            yield "sampler", method.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherClaim(Line):
+    """A system that another benchmark measures, or that none can."""
+
+    kind: table.Kind | None = None
+    method: str = ""
+    group: str = "Adjacent"
+
+    def shown(self, draft: bool) -> str:
+        return self.method
+
+    def methods(self) -> Iterator[tuple[table.Kind, str]]:
+        if self.kind is not None:
+            yield self.kind, self.method
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamClaim(OtherClaim):
+    """A system whose input is not finished yet."""
+
+    kind: table.Kind | None = "stream"
+    group: str = "Streaming"
+
+
+KINDS: dict[str, type[Line]] = {
+    "line": Claim,
+    "canvas": CanvasClaim,
+    "stream": StreamClaim,
+    "other": OtherClaim,
+}
+"""Class by table of `claims.toml`."""
 
 
 def told() -> dict[str, Any]:
@@ -94,97 +200,37 @@ def told() -> dict[str, Any]:
     return tomllib.loads(text)
 
 
+def every_line() -> list[Line]:
+    """Return the lines of all kinds, in the order of the page."""
+    return [kind(**each) for key, kind in KINDS.items() for each in told().get(key, ())]
+
+
 def lines() -> list[Claim]:
-    """Return all lines, in the order of the page."""
-    return [Claim(**each) for each in told()["line"]]
+    """Return the lines that draft and verify, in the order of the page."""
+    return [each for each in every_line() if isinstance(each, Claim)]
 
 
-def stream_lines() -> list[StreamClaim]:
-    """Return the systems that no table of drafters has."""
-    return [StreamClaim(**each) for each in told()["stream"]]
+def canvases() -> list[CanvasClaim]:
+    """Return the lines that fill a canvas."""
+    return [each for each in every_line() if isinstance(each, CanvasClaim)]
 
 
-def changes(result: Mapping[str, Any]) -> str:
-    """Say where a table of methods is older than the lines of today; empty if it is not."""
-    if list(result["columns"][:2]) != ["system", "configuration"]:
-        return ""
-    # Options of weights are the run's own.
-    rows = {row[0]: re.sub(r":weights=[^ `]*", "", row[1].strip("`")) for row in result["rows"]}
-    now = {line.system: line for line in lines()}
-    measured = {row[0]: any(row[4:-2]) for row in result["rows"]}
-    out = []
-    for system, then in rows.items():
-        if system not in now:
-            out.append(f"{system} (`{then}`) is no line any more.")
-        elif measured[system] and then not in (
-            today := {now[system].shown(draft) for draft in (True, False)}
-        ):
-            out.append(f"{system} was `{then}` and is `{min(today)}`.")
-    missing = [system for system in now if system not in rows]
-    if len(rows) > len(now) / 2:  # of all
-        out += [f"Not in it: {', '.join(missing)}."] if missing else []
-    return " ".join(out)
+def chosen(of: Sequence[L], only: Sequence[str], skip: Sequence[str]) -> list[L]:
+    """Return lines with a word of `only` in system or configuration, and none of `skip`.
 
-
-def claims(results: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
-    """Return system, claim and what differs, once for all tables of methods, then of streams."""
-    rows: dict[str, list[Any]] = {}
-    for result in results:
-        if WHY in result["columns"]:
-            for cells in result["rows"]:
-                row = dict(zip(result["columns"], cells, strict=True))
-                claimed = [_NO_FIGURE.sub("", row[key]) for key in CLAIMED]
-                told = rows.setdefault(row["system"], [*claimed, ""])
-                if not row[WHY].startswith(_NOT_RUN) and row[WHY] not in (told[-1], "-"):
-                    told[-1] = "; ".join(filter(None, [told[-1], row[WHY]]))
-    streams = [[each.system, each.claim, each.why] for each in stream_lines() if rows]
-    streams = [[system, _NO_FIGURE.sub("", claim), why] for system, claim, why in streams]
-    return [row for row in rows.values() if any(row[1:])] + streams
-
-
-def unsaid(result: Mapping[str, Any], said: dict[str, str]) -> list[list[Any]]:
-    """Return the rows without configurations that were said; eagle3 stands for a draft model."""
-    columns, rows = result["columns"], [list(row) for row in result["rows"]]
-    for row in rows if WHY in columns else []:
-        configuration = row[1].replace("draft-model", "eagle3")
-        if said.get(row[0]) == configuration:
-            row[1] = ""
-        elif not row[columns.index(WHY)].startswith(_NOT_RUN):
-            said.setdefault(row[0], configuration)
-    return rows
-
-
-def without_claims(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]]
-) -> tuple[list[str], list[list[Any]], list[str]]:
-    """Return a table of methods without what `claims` has; and sentences on what is left out.
-
-    The mode stands behind the configuration, where it is not that of most; systems that did not run
-    are listed by the reason.
+    Raises InvalidOption for a word that no line has, and for a claim without a source.
     """
-    if WHY not in columns:
-        return list(columns), [list(row) for row in rows], []
-    named = [dict(zip(columns, row, strict=True)) for row in rows]
-    most, _ = Counter(row["mode"] for row in named).most_common(1)[0]
-    kept = [key for key in columns if key not in (*CLAIMED[1:], WHY, "mode", "guarantee", "c(n)")]
-    idle: dict[str, list[str]] = {}
-    out = []
-    for row in named:
-        if row[WHY].startswith(_NOT_RUN):
-            about = re.sub(r" for drafter .*| for this .*| and no .*", "", row[WHY])
-            why = re.sub(r"(drafter|verifier) '[\w-]+' ", "", about).split(": ")[1]
-            idle.setdefault(why, []).append(row["system"])
-            continue
-        if row["mode"] != most:
-            mode = row["mode"].removesuffix(", mix").replace(" = ", "=")
-            row["configuration"] = f"{row['configuration']} ({mode})".strip()
-        row[_DEPTHS] = (row[_DEPTHS] or "").replace(" ", "/")
-        out.append([row[key] for key in kept])
-    said = [f"{why} ({', '.join(systems)})" for why, systems in idle.items()]
-    return (
-        kept,
-        out,
-        [f"Mode: {most}, where no other is said."]
-        + [_UNSAID] * any(row[1] == "" for row in rows)
-        + ([f"Not run: {'; '.join(said)}."] if said else []),
-    )
+
+    def has(line: L, word: str) -> bool:
+        return word.lower() in f"{line.system} {line.shown(False)} {line.shown(True)}".lower()
+
+    for word in (*only, *skip):
+        if not any(has(line, word) for line in of):
+            raise InvalidOption(
+                f"no line has {word!r} in its name: the systems are "
+                + ", ".join(line.system for line in of)
+            )
+    found = [line for line in of if not only or any(has(line, word) for word in only)]
+    found = [line for line in found if not any(has(line, word) for word in skip)]
+    assert all(line.source is not None for line in found)
+    return found

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,3 +54,31 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+BUSY = 0.25
+"""Processors' worth of others' work from which on a speed is none of ours."""
+
+
+class Others:
+    """How much of the machine other processes take, from now on."""
+
+    def __init__(self) -> None:
+        self._begin = _clocks()
+
+    @property
+    def busy(self) -> bool:
+        """Whether they have taken `BUSY` processors or more; False where a system does not tell."""
+        wall, used, own = (now - then for now, then in zip(_clocks(), self._begin, strict=True))
+        return used - own > BUSY * wall
+
+
+def _clocks() -> tuple[float, float, float]:
+    """Return seconds: of the wall, of all processors at work, and of this process and its own."""
+    try:
+        line = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0]
+        ticks = [int(each) for each in line.split()[1:9]]
+        used = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        used = 0.0
+    return time.perf_counter(), used, sum(os.times()[:4])

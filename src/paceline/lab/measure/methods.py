@@ -13,12 +13,12 @@ from paceline.core.types import SamplingParams
 from paceline.drafters.resources import Loaded
 from paceline.engine.memory import keep_apart
 from paceline.errors import InvalidOption, PacelineError
-from paceline.lab.measure import report, results
+from paceline.lab.measure import report
 from paceline.lab.measure.agent import Dialogues
-from paceline.lab.measure.claims import Claim, lines, told
-from paceline.lab.measure.page import Table, render
+from paceline.lab.measure.claims import Claim, told
 from paceline.lab.measure.prompts import BUILT_IN, BenchPrompt, spread
 from paceline.lab.measure.run import Record, read_alike, run, warm_up
+from paceline.lab.measure.systems import NOT_RUN
 from paceline.networks.weights import read_metadata, shipped_file
 from paceline.registry import loading
 
@@ -39,35 +39,9 @@ TITLES = (
     "in a batch",
     "other temperature",
     "identical",
-    "the paper's claim",
-    "what differs",
+    "note",
 )
-
-
-def chosen(only: Sequence[str], skip: Sequence[str], given: Sequence[str] = ()) -> list[Claim]:
-    """Return lines with a word of `only` in system or configuration, and none of `skip`.
-
-    given: options of methods, as `with_options` takes them.
-
-    Raises InvalidOption for a word that no line has.
-    """
-    found = with_options(lines(), given)
-
-    def has(line: Claim, word: str) -> bool:
-        return word.lower() in f"{line.system} {line.configuration}".lower()
-
-    for word in (*only, *skip):
-        if not any(has(line, word) for line in found):
-            raise InvalidOption(
-                f"no line has {word!r} in its name: the systems are "
-                + ", ".join(line.system for line in found)
-            )
-    return [
-        line
-        for line in found
-        if (not only or any(has(line, word) for word in only))
-        and not any(has(line, word) for word in skip)
-    ]
+"""Columns of a line's figures; *note* says why it did not run, or how long its weights learned."""
 
 
 def with_options(of: Sequence[Claim], texts: Sequence[str]) -> list[Claim]:
@@ -107,11 +81,6 @@ class Measurement(NamedTuple):
     sizes: str
     batch: int
     turned: bool = False
-
-
-def read_cell(entry: Mapping[str, Any]) -> tuple[Measurement, dict[str, Any]]:
-    """Return what was kept of a cell and its figures."""
-    return Measurement(*entry["cell"]), dict(entry["figures"])
 
 
 def cells(of: Sequence[Claim], batches: Sequence[int]) -> list[Measurement]:
@@ -223,7 +192,7 @@ def trained_on(drafter: str, model: str) -> int | None:
 def rows(
     of: Sequence[Claim], found: Mapping[Measurement, dict[str, Any]], draft: bool
 ) -> list[list[str]]:
-    """Return the page's rows, in the order of `TITLES`: one per line that was measured."""
+    """Return the rows, in the order of `TITLES`: one per line that was measured."""
     out = []
     for line in of:
         mine = {cell: each for cell, each in found.items() if cell.system == line.system}
@@ -235,21 +204,19 @@ def rows(
         first = paper or next(iter(here.values()), None)
         if first is None:
             continue
-        mode = f"T = {line.temperature:g}" if line.temperature else "greedy"
         out.append(
             [
                 line.system,
-                f"`{_folders(line.shown(draft))}`",
+                f"`{folders(line.shown(draft))}`",
                 line.guarantee,
-                f"{mode}, {line.work or 'mix'}",
+                line.mode,
                 *_figures(first),
                 _speed(paper),
                 *(_speed(each, cell.batch) for cell, each in here.items()),
                 *[""] * (2 - len(here)),
                 _at(_speed(turned), "greedy" if line.temperature else "T = 1"),
                 _identical(line, mine),
-                line.claim,
-                _why(first, line),
+                _note(first),
             ]
         )
     return out
@@ -263,7 +230,7 @@ def _figures(of: Mapping[str, Any]) -> list[str]:
         f"{of['block_efficiency']:.2f}",
         depths,
         f"{of['rows_per_forward']:.1f}",
-        f"{of['cost']:.2f}",
+        "" if of["cost"] is None else f"{of['cost']:.2f}",
     ]
 
 
@@ -290,11 +257,11 @@ def _identical(line: Claim, of: Mapping[Measurement, Mapping[str, Any]]) -> str:
     return "; ".join(["distribution", *(f"greedy {each}" for each in same)])
 
 
-def _why(of: Mapping[str, Any], line: Claim) -> str:
+def _note(of: Mapping[str, Any]) -> str:
     if "error" not in of:
         trained = of.get("trained")
-        return line.why if trained is None else f"trained on {trained:,} tokens; {line.why}"
-    return f"{'failed' if 'failed' in of else 'not run'}: {of['error']}"
+        return "" if trained is None else f"trained on {trained:,} tokens"
+    return f"{'failed' if 'failed' in of else NOT_RUN}: {of['error']}"
 
 
 def exact(line: Claim, cell: Measurement) -> bool:
@@ -321,39 +288,9 @@ def _temperature(line: Claim, cell: Measurement) -> float:
     return float(not line.temperature) if cell.turned else line.temperature
 
 
-def _folders(text: str) -> str:
+def folders(text: str) -> str:
     """Return a text without the folders of the files that its options name."""
     return re.sub(r"=[^,\s]*/", "=", text)
-
-
-def page(about: Mapping[str, Any], of: Sequence[Sequence[str]]) -> str:
-    """Return report.html, whose table can be sorted and searched."""
-    draft = f"; draft model {about['draft_model']}" if about["draft_model"] else ""
-    here = about["machine"]
-    told = (
-        f"{here['cpu']}, {here['cores']} cores; {about['limit']} prompts of "
-        f"{about['max_new_tokens']} tokens{draft}."
-    )
-    return render(f"Methods on {about['model']}", [told], [Table("", TITLES, of)], sortable=True)
-
-
-def record(path: Path, about: Mapping[str, Any], of: Sequence[Sequence[str]]) -> None:
-    """Write a result file of the documentation."""
-    draft = f" --draft-model {Path(about['draft_model']).name}" if about["draft_model"] else ""
-    draft += "".join(f" --with {_folders(each)}" for each in about["with"])
-    command = (
-        f"paceline bench methods --model {about['model']}{draft} --batch {about['batch']} "
-        f"--limit {about['limit']} --max-new-tokens {about['max_new_tokens']}"
-    )
-    results.record(
-        path,
-        f"Every method on {about['model']}",
-        "methods",
-        command,
-        TITLES,
-        of,
-        NOTE,
-    )
 
 
 NOTE = (

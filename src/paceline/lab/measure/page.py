@@ -43,14 +43,12 @@ def render(
     figures: Sequence[Plot] = (),
     conditions: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
-    sortable: bool = False,
 ) -> str:
     """Return the page.
 
     Args:
         facts, notes: paragraphs below the title; notes stand out.
         conditions, settings: what the figures hold for, at the end.
-        sortable: the table can be sorted and searched, by a script in the page.
     """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("paceline.lab.measure", ""),
@@ -67,5 +65,4 @@ def render(
         tables=tables,
         conditions=conditions,
         settings=settings or {},
-        sortable=sortable,
     )

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import permutations, product
 from math import log
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from paceline.core.types import CanvasParams, SamplingParams
 from paceline.engine.engine import Completion, Engine
@@ -26,24 +26,26 @@ AUTOREGRESSIVE = "autoregressive"
 
 
 class Setting(NamedTuple):
-    """How canvases are filled: a sampler, a block, a cache plan; None is the model's default."""
+    """How canvases are filled: as `paceline.core.types.CanvasParams` says."""
 
     sampler: str
     block: int | None = None
     cache: str | None = None
+    ending: Literal["fill", "cut", "hold"] = "fill"
 
     @property
     def label(self) -> str:
         parts = [self.sampler]
         parts += [f"block {self.block}"] if self.block is not None else []
         parts += [f"cache {self.cache}"] if self.cache is not None else []
+        parts += [f"ending {self.ending}"] if self.ending != "fill" else []
         return ", ".join(parts)
 
     @property
     def denoising(self) -> CanvasParams | None:
         if self.sampler == AUTOREGRESSIVE:
             return None
-        return CanvasParams(self.sampler, self.block, self.cache)
+        return CanvasParams(self.sampler, self.block, self.cache, self.ending)
 
 
 class Cell(NamedTuple):
@@ -70,6 +72,7 @@ class CellRecord:
             under the sampler, but for what was filled behind their ends, which makes the KL
             divergence a bound from above. None for samplers that look at what they draw.
         log_p: the same under the model's autoregressive stream, or None.
+        texts: of the answers.
     """
 
     setting: str
@@ -84,6 +87,7 @@ class CellRecord:
     seconds: float
     log_q: float | None
     log_p: float | None
+    texts: Sequence[str] = ()
 
 
 def read_record(entry: Mapping[str, Any]) -> CellRecord:
@@ -203,6 +207,7 @@ class Bench:
             seconds,
             likely,
             self._teacher(prepared, done),
+            [each.text for each in done],
         )
 
     def _teacher(self, prepared: Sequence[Any], done: Sequence[Completion]) -> float | None:

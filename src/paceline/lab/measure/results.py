@@ -16,7 +16,8 @@ from typing import Any
 
 from paceline.core.cache import write_atomically
 from paceline.errors import InvalidOption
-from paceline.lab.measure.claims import CLAIMED, WHY, changes, claims, unsaid, without_claims
+from paceline.lab.measure import systems
+from paceline.lab.measure.claims import Line, every_line
 from paceline.lab.measure.machine import machine
 
 TOPICS = {
@@ -37,8 +38,11 @@ TOPICS = {
 }
 """Title by topic, in the order of the overview. A topic is a page."""
 
+TABLE, ALL = "methods", "All systems"
+"""Topic whose page has the one table, and its title."""
+
 FIELDS = ("title", "topic", "date", "commit", "machine", "command", "columns", "rows")
-OPTIONAL = ("figures", "note", "since")
+OPTIONAL = ("figures", "note", "since", "with", "digest")
 MAX_FIGURES = 4
 SINCE = "**Since this was measured**"
 WORTH = 70
@@ -62,12 +66,16 @@ def record(
     rows: Sequence[Sequence[Cell]],
     note: str | None = None,
     figures: Mapping[str, Cell] | None = None,
+    given: str | None = None,
 ) -> None:
     """Write a result file with today's date, the current commit and this machine.
+
+    Where a line of the table has its figures from there, it keeps what the line was made from.
 
     Args:
         path: `docs/results/data/NAME.json`; NAME is the name of a block in other pages.
         figures: at most four numbers for the overview, by label.
+        given: what rows of `systems.COMMON` were measured with.
 
     Raises:
         InvalidOption: the result is malformed.
@@ -78,13 +86,19 @@ def record(
         "title": title,
         "topic": topic,
         "date": datetime.date.today().isoformat(),
-        "commit": _commit(),
+        "commit": commit(),
         "machine": f"{about['cpu']}, {about['cores']} cores{memory}",
         "command": command,
         "columns": list(columns),
         "rows": [list(row) for row in rows],
     }
-    extra = {"figures": dict(figures) if figures else None, "note": note}
+    made = [systems.made_from(each, each.shown(False), "") for each in _lines_of(path.stem)]
+    extra = {
+        "figures": dict(figures) if figures else None,
+        "note": note,
+        "with": given,
+        "digest": made[0] if made else None,
+    }
     result |= {key: value for key, value in extra.items() if value is not None}
     validate(path.stem, result)
     write_atomically(path, dump(result))
@@ -98,11 +112,14 @@ def validate(name: str, result: Result) -> None:
     columns, rows, date = result["columns"], result["rows"], result["date"]
     cells = [cell for row in [columns, *rows, figures.values()] for cell in row]
     texts = [
-        result.get(key, "") for key in ("title", "machine", "command", "note", "since")
+        result.get(key, "")
+        for key in ("title", "machine", "command", "note", "since", "with", "digest")
     ] + list(columns)
     faults = {
         f"unknown topic {result['topic']!r}": result["topic"] not in TOPICS,
-        "a title, machine, command, note, since or column is not text": not _are(str, *texts),
+        "a title, machine, command, note, since, with, digest or column is not text": not _are(
+            str, *texts
+        ),
         "the commit is neither text nor null": not _are(str | None, result["commit"]),
         "the date is not ISO": date is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d", date),
         "a row is not as long as the columns": {len(row) for row in rows} != {len(columns)},
@@ -152,8 +169,12 @@ def render(data_dir: Path) -> dict[str, str]:
     for topic, heading in TOPICS.items():
         chosen = {name: each for name, each in results.items() if each["topic"] == topic}
         if chosen:
-            pages[f"{topic}.md"] = _page(heading, chosen)
-            overview.append(f"## {heading}\n\n" + "".join(map(_overview, chosen.values())))
+            page, told = _page(heading, chosen), [*map(_overview, chosen.values())]
+            if topic == TABLE:
+                head, line, rest = page.partition("[All results](index.md).\n")
+                page, told = head + line + _table(results) + rest, [_counted(results), *told]
+            pages[f"{topic}.md"] = page
+            overview.append(f"## {heading}\n\n" + "".join(told))
     pages["index.md"] = (
         "# Results\n\nOne line a table, with its main figures. Each says its name, date, commit, "
         "machine and command, and what has changed since. Tables up to 2026-11-24 are of the first "
@@ -225,16 +246,36 @@ def _page(heading: str, chosen: Mapping[str, Result]) -> str:
     parts = [f"# {heading}\n\nOn {most}, where no machine is named. [All results](index.md).\n"]
     parts += [f"Of {each}\n" for each in _shared(notes)]
     parts += [f"{SINCE} of {each}\n" for each in _shared(since)]
-    first, said = dict[str, str](), dict[str, str]()
+    first = dict[str, str]()
     for name, each in chosen.items():
         same = first.setdefault(each["command"], name)
-        newer = " ".join(filter(None, [*since[name], changes(each)]))
-        told = each | {"note": " ".join(notes[name]), "since": newer, "rows": unsaid(each, said)}
+        told = each | {"note": " ".join(notes[name]), "since": " ".join(since[name])}
         machine = "" if each["machine"] == most else each["machine"]
         parts.append(_section(name, told, machine, same if each["command"] else name))
-    if claimed := claims(chosen.values()):
-        parts.append("## What papers claim\n\n" + table((*CLAIMED, WHY), claimed))
     return "\n".join(parts)
+
+
+def _table(results: Mapping[str, Result]) -> str:
+    groups = systems.table(results)
+    parts = [
+        f"\n## {ALL}\n\nA line a system. *Here*: in the mode and with the sizes of its paper, and, "
+        "for drafts, with those that pay here; speeds by turns with plain decoding. A line knows "
+        "what it was made from: where code, settings or weights are others now, it says so. No "
+        "line is of a GPU. The tables below leave out what stands here. Made by `paceline bench "
+        "methods --out docs/results/data`.\n"
+    ]
+    for group, rows in groups.items():
+        parts.append(f"### {group}\n\n" + table(systems.COLUMNS, rows))
+    return "\n".join(parts)
+
+
+def _counted(results: Mapping[str, Result]) -> str:
+    told = (f"{name} {count}" for name, count in systems.counts(results).items())
+    return f"- [{ALL}]({TABLE}.md#{ALL.lower().replace(' ', '-')}): {'; '.join(told)}\n"
+
+
+def _lines_of(name: str) -> list[Line]:
+    return [line for line in every_line() if line.result == name]
 
 
 def _shared(texts: dict[str, list[str]]) -> list[str]:
@@ -257,7 +298,7 @@ def _section(name: str, result: Result, machine: str, same: str) -> str:
     parts = [f"## {result['title']}\n", f"{', '.join(filter(None, about))}.\n"]
     if same == name:
         parts += [*(f"    {line}" for line in result["command"].splitlines()), ""]
-    columns, rows, left = without_claims(result["columns"], result["rows"])
+    columns, rows = systems.details(result)
     constant = [
         i
         for i, column in enumerate(zip(*rows, strict=True))
@@ -265,9 +306,10 @@ def _section(name: str, result: Result, machine: str, same: str) -> str:
     ]
     kept = [i for i in range(len(columns)) if i not in constant]
     parts.append(table([columns[i] for i in kept], [[row[i] for i in kept] for row in rows]))
-    said = [f"{columns[i]} {_text(rows[0][i], _decimals(rows[0][i]))}" for i in constant]
-    left += [f"In all rows: {'; '.join(said)}."] if said else []
-    note = " ".join(filter(None, [*left, result["note"]]))
+    told = [(columns[i], rows[0][i]) for i in constant if rows[0][i] not in ("", None)]
+    said = [f"{name} {_text(cell, _decimals(cell))}" for name, cell in told]
+    left = f"In all rows: {'; '.join(said)}." if said else ""
+    note = " ".join(filter(None, [left, result["note"]]))
     parts += [f"{note}\n"] if note else []
     parts += [f"{SINCE}: {result['since']}\n"] if result["since"] else []
     return "\n".join(parts)
@@ -309,7 +351,7 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """Short hash of the checkout that this package runs from."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
