@@ -26,7 +26,7 @@ def line_of(**changes: Any) -> Claim:
     return Claim(**{**given, **changes})
 
 
-def row_of(line: claims.Line, **changes: Any) -> dict[str, Any]:
+def row_of(line: claims.TableLine, **changes: Any) -> dict[str, Any]:
     configuration = line.shown(False)
     row = {"configuration": f"`{configuration}`", "note": "", "identical": "100%"}
     row |= {"digest": systems.made_from(line, configuration, WITH)}

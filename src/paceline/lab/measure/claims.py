@@ -15,7 +15,7 @@ from paceline.lab.measure.parallel import AUTOREGRESSIVE, Setting
 from paceline.registry import table
 from paceline.trees.choice import named_expansion
 
-L = TypeVar("L", bound="Line")
+L = TypeVar("L", bound="TableLine")
 
 DRAFT = "{draft}"
 """In a drafter's name: the draft model, or a trained drafter where none is given."""
@@ -25,7 +25,7 @@ NO_CLAIM = re.compile(r"no (paper|figure at hand)\b[;,:]? ?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class TableLine:
     """A system: what its paper claims, and why the figures differ.
 
     Attributes:
@@ -63,7 +63,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim(Line):
+class Claim(TableLine):
     """A system that drafts and verifies, as `paceline bench` runs it."""
 
     drafter: str
@@ -124,7 +124,7 @@ class Claim(Line):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CanvasClaim(Line):
+class CanvasClaim(TableLine):
     """A system that fills a canvas: the sampler of a model that ships, and one to stand beside."""
 
     model: str
@@ -162,7 +162,7 @@ class CanvasClaim(Line):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtherClaim(Line):
+class OtherClaim(TableLine):
     """A system that another benchmark measures, or that none can."""
 
     kind: table.Kind | None = None
@@ -185,7 +185,7 @@ class StreamClaim(OtherClaim):
     group: str = "Streaming"
 
 
-KINDS: dict[str, type[Line]] = {
+KINDS: dict[str, type[TableLine]] = {
     "line": Claim,
     "canvas": CanvasClaim,
     "stream": StreamClaim,
@@ -200,7 +200,7 @@ def told() -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def every_line() -> list[Line]:
+def every_line() -> list[TableLine]:
     """Return the lines of all kinds, in the order of the page."""
     return [kind(**each) for key, kind in KINDS.items() for each in told().get(key, ())]
 

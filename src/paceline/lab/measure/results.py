@@ -17,7 +17,7 @@ from typing import Any
 from paceline.core.cache import write_atomically
 from paceline.errors import InvalidOption
 from paceline.lab.measure import systems
-from paceline.lab.measure.claims import Line, every_line
+from paceline.lab.measure.claims import TableLine, every_line
 from paceline.lab.measure.machine import machine
 
 TOPICS = {
@@ -274,7 +274,7 @@ def _counted(results: Mapping[str, Result]) -> str:
     return f"- [{ALL}]({TABLE}.md#{ALL.lower().replace(' ', '-')}): {'; '.join(told)}\n"
 
 
-def _lines_of(name: str) -> list[Line]:
+def _lines_of(name: str) -> list[TableLine]:
     return [line for line in every_line() if line.result == name]
 
 

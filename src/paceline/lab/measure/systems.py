@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from paceline.lab.measure import digests
-from paceline.lab.measure.claims import NO_CLAIM, CanvasClaim, Claim, Line, every_line, told
+from paceline.lab.measure.claims import NO_CLAIM, CanvasClaim, Claim, TableLine, every_line, told
 from paceline.lab.measure.prompts import BUILT_IN, digest
 from paceline.models.pull import DEFAULT_MODEL
 
@@ -61,7 +61,7 @@ def rows_of(result: Row) -> dict[str, Row]:
     return {row[0]: dict(zip(result["columns"], row, strict=True)) for row in result["rows"]}
 
 
-def made_from(line: Line, configuration: str, given: str) -> str:
+def made_from(line: TableLine, configuration: str, given: str) -> str:
     """Return the digest of a line's code, settings, prompts and weights.
 
     given: what else it was measured with; of drafters it begins with model and fingerprint.
@@ -81,7 +81,7 @@ def made_from(line: Line, configuration: str, given: str) -> str:
 _MIX = [digest("\n".join(turn for prompt in BUILT_IN for turn in prompt.turns))]
 
 
-def is_old(line: Line, row: Row, given: str) -> bool:
+def is_old(line: TableLine, row: Row, given: str) -> bool:
     """Return if the configuration, the code or the weights are others today.
 
     Weights that are not installed are not compared.
@@ -94,13 +94,13 @@ def is_old(line: Line, row: Row, given: str) -> bool:
     return then[0] != now[0] or ("" not in (then[1], now[1]) and then[1] != now[1])
 
 
-def _is_todays(line: Line, configuration: str) -> bool:
+def _is_todays(line: TableLine, configuration: str) -> bool:
     """Return if a configuration is the line's, but for the run's own weights."""
     bare = re.sub(r":weights=[^ `]*", "", configuration)
     return bare in (line.shown(True), line.shown(False))
 
 
-def state(line: Line, row: Row | None, given: str) -> str:
+def state(line: TableLine, row: Row | None, given: str) -> str:
     """Return NEVER, NOT_RUN, OLD, or nothing for a row of today."""
     if row is None:
         return NEVER
@@ -109,7 +109,7 @@ def state(line: Line, row: Row | None, given: str) -> str:
     return OLD if is_old(line, row, given) else ""
 
 
-def find(line: Line, results: Mapping[str, Row]) -> Found:
+def find(line: TableLine, results: Mapping[str, Row]) -> Found:
     """Return a line's row: of those that ran, one of today, and of the first result."""
     if line.result is not None and (result := results.get(line.result)):
         now = made_from(line, line.shown(False), "")
@@ -154,7 +154,7 @@ def counts(results: Mapping[str, Row]) -> dict[str, int]:
     return {name: states[state] for name, state in names.items()}
 
 
-def _here(line: Line, found: Found, results: Mapping[str, Row]) -> str:
+def _here(line: TableLine, found: Found, results: Mapping[str, Row]) -> str:
     if found.state in (NOT_RUN, NEVER):
         return ""
     if line.result is not None:
