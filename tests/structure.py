@@ -57,9 +57,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 78_637,
+    "lines": 79_258,
     "lines of methods": 13_598,
-    "modules": 489,
+    "modules": 492,
     "docstrings": 0.14,
     "loose": 6,
 }
