@@ -80,7 +80,7 @@ def test_texts_are_those_of_transformers(
     engine, theirs = load(kind), folders(kind)[1]
     assert engine.looking is not None
     assert engine.tokenizer.pictures is not None
-    vision, size = engine.looking.sight.vision, 20
+    vision, size = engine.looking.reader.vision, 20
     ids = engine.tokenizer.chat(CHAT)
     row = engine.tokenizer.special_ids[engine.tokenizer.pictures.row]
     assert ids.count(row) == 3 * vision.rows  # and none where a user spells one
@@ -199,14 +199,14 @@ def test_a_request_that_leaves_lets_its_rows_go(load: Callable[..., Engine]) -> 
 def test_a_picture_that_cannot_be_read_ends_its_own_request(load: Callable[..., Engine]) -> None:
     engine, sound = load(), load()
     looking: Any = engine.looking
-    tower = looking.sight.reading
+    tower = looking.reader.reading
 
     def reading(patches: np.ndarray) -> Iterator[Any]:
-        broken = np.array_equal(patches, picture(1).patches(looking.sight.vision))
+        broken = np.array_equal(patches, picture(1).patches(looking.reader.vision))
         for each in tower(patches):
             yield each if each is None or not broken else each * np.nan
 
-    looking.sight = replace(looking.sight, reading=reading)
+    looking.reader = replace(looking.reader, reading=reading)
     good, bad, text = (
         engine.add(each, **SAMPLED) for each in (shown(0), shown(1), shown(text="hello"))
     )
@@ -300,7 +300,7 @@ def test_an_mmproj_beside_a_model_reads_its_pictures(
     engine = load(mmproj=str(file))
     assert engine.generate(CHAT, **SAMPLED).token_ids == expected.token_ids
     assert engine.looking is not None
-    assert b"mmproj" not in engine.looking.sight.settings  # nor is a path part of a key
+    assert b"mmproj" not in engine.looking.reader.settings  # nor is a path part of a key
     other = save_mmproj(folders("smolvlm")[0], tmp_path / "other.gguf", projection_dim=96)
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(file.read_bytes()[:-5000])
@@ -319,11 +319,11 @@ def test_an_mmproj_beside_a_model_reads_its_pictures(
 def test_windows_cut_no_picture_that_sees_itself(load: Callable[..., Engine]) -> None:
     engine = load("gemma3")
     looking: Any = engine.looking
-    assert looking.sight.reach == 96
+    assert looking.reader.reach == 96
     with pytest.raises(ContextExceeded, match="within the first 96"):
         engine.prepare(shown(0, text="word " * 60) + shown(1))
     engine.prepare(shown(0) + shown(text="word " * 60))
-    assert load("smolvlm").looking.sight.reach is None  # type: ignore[union-attr]
+    assert load("smolvlm").looking.reader.reach is None  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("template", ["text", "parts"])
@@ -352,6 +352,6 @@ def test_templates_that_know_no_pictures_show_them(
 
 
 def test_settings_are_part_of_a_key(load: Callable[..., Engine]) -> None:
-    settings = {load(precision=each).looking.sight.settings for each in ("fp32", "int8")}  # type: ignore[union-attr]
+    settings = {load(precision=each).looking.reader.settings for each in ("fp32", "int8")}  # type: ignore[union-attr]
     assert len(settings) == 2
     assert picture(0).key(b"a") != picture(0).key(b"b")

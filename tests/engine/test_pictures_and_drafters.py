@@ -15,7 +15,7 @@ from paceline.drafters.resources import Loaded
 from paceline.engine.engine import Completion, Engine
 from paceline.models.pictures import Picture
 from paceline.models.shown import PictureWords
-from paceline.models.vision import Sight, vision_of
+from paceline.models.vision import PictureReader, vision_of
 from paceline.registry import loading, table
 from paceline.runtimes.cpu.tower import CpuTower
 
@@ -29,11 +29,11 @@ OF_OTHER_MODELS = {"assistant", "dflash", "dspark", "mlp-speculator", "mtp"}
 
 
 @pytest.fixture(scope="module")
-def sight(tmp_path_factory: pytest.TempPathFactory) -> Sight:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> PictureReader:
     """A tower of random numbers that makes rows like embeddings of the default model."""
     folder = tmp_path_factory.mktemp("tower")
     seeing("smolvlm", folder, hidden_size=576)
-    found = vision_of(folder)
+    found = vision_of(folder, 576)
     assert found is not None
     tower = CpuTower(*found)
 
@@ -41,14 +41,14 @@ def sight(tmp_path_factory: pytest.TempPathFactory) -> Sight:
         for each in tower.reading(patches):
             yield each if each is None else each * np.float32(0.1 / each.std())
 
-    return Sight(found[0], b"random", reading)  # type: ignore[arg-type]
+    return PictureReader(found[0], b"random", reading)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def seer(sight: Sight) -> Callable[[str], Loaded]:
+def seer(reader: PictureReader) -> Callable[[str], Loaded]:
     def make(precision: str) -> Loaded:
-        loaded = replace(pins.model(precision), sight=sight)
-        loaded.tokenizer.pictures = PictureWords(PLACE, f"{PLACE}\n", PLACE, sight.vision.rows)
+        loaded = replace(pins.model(precision), reader=reader)
+        loaded.tokenizer.pictures = PictureWords(PLACE, f"{PLACE}\n", PLACE, reader.vision.rows)
         return loaded
 
     return make

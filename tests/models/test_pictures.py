@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from PIL import Image
 
 from paceline.errors import ModelError, PromptError
+from paceline.models.families import hf_config
 from paceline.models.pictures import Picture, resized
 from paceline.models.towers import Tower, Vision
 from paceline.models.vision import gguf_vision, hf_vision
@@ -179,15 +181,89 @@ _GEMMA = {
 
 
 def test_configs_without_a_side_that_sees_have_none() -> None:
-    assert hf_vision({"model_type": "llama"}, {}) is None
+    assert hf_vision({"model_type": "llama"}, {}, 64) is None
 
 
 def test_what_configs_leave_out_is_as_usual() -> None:
-    vision = hf_vision(_GEMMA, {"image_mean": [0.1, 0.2, 0.3], "resample": 2})
+    vision = hf_vision(_GEMMA, {"image_mean": [0.1, 0.2, 0.3], "resample": 2}, 64)
     assert vision is not None
     assert (vision.rows, vision.side, vision.together) == (4, 2, True)
     assert (vision.mean, vision.std, vision.filter) == ((0.1, 0.2, 0.3), _HALF, "bilinear")
     assert (vision.tower.eps, vision.tower.curve, vision.tower.layers) == (1e-6, "gelu", 12)
+
+
+# What checkpoints' files say, of which much is left out.
+_FILES: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "mm_tokens_per_image": 256,
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "vision_config": {
+            "hidden_size": 1152,
+            "image_size": 896,
+            "intermediate_size": 4304,
+            "model_type": "siglip_vision_model",
+            "num_attention_heads": 16,
+            "num_hidden_layers": 27,
+            "patch_size": 14,
+        },
+    },
+    "llava": {
+        "image_token_index": 32000,
+        "projector_hidden_act": "gelu",
+        "text_config": {
+            "max_position_embeddings": 4096,
+            "model_type": "llama",
+            "vocab_size": 32064,
+        },
+        "vision_config": {
+            "hidden_size": 1024,
+            "image_size": 336,
+            "intermediate_size": 4096,
+            "model_type": "clip_vision_model",
+            "num_attention_heads": 16,
+            "num_hidden_layers": 24,
+            "patch_size": 14,
+        },
+    },
+    "idefics3": {
+        "scale_factor": 2,
+        "text_config": {"model_type": "llama"},
+        "vision_config": {"image_size": 364, "model_type": "idefics3", "patch_size": 14},
+    },
+    "smolvlm": {
+        "scale_factor": 4,
+        "text_config": {"model_type": "llama"},
+        "vision_config": {
+            "hidden_size": 768,
+            "image_size": 512,
+            "model_type": "smolvlm",
+            "num_attention_heads": 12,
+            "patch_size": 16,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("kind", _FILES)
+def test_what_files_leave_out_is_as_transformers_has_it(kind: str) -> None:
+    said = {"model_type": kind, **_FILES[kind]}
+    names = {"gemma3": "Gemma3", "llava": "Llava", "idefics3": "Idefics3", "smolvlm": "SmolVLM"}
+    theirs = getattr(transformers, f"{names[kind]}Config")(**_FILES[kind])
+    whole = theirs.to_dict()
+    whole["vision_config"]["model_type"] = said["vision_config"]["model_type"]
+    if kind in ("idefics3", "smolvlm"):  # whose wrappers have other usual ends
+        whole["text_config"]["rms_norm_eps"] = 1e-6
+    found, expected = hf_config(said), hf_config(whole)
+    assert found == expected
+    width = found.hidden_size
+    assert hf_vision(said, {}, width) == hf_vision(whole, {}, width)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +274,7 @@ def test_what_configs_leave_out_is_as_usual() -> None:
         ({"vision_config": _SIGLIP | {"hidden_act": "silu"}}, "activation silu"),
         ({"vision_config": _SIGLIP | {"hidden_size": 40}}, "width 40"),
         ({"mm_tokens_per_image": 9}, "no squares"),
-        ({"text_config": {}}, "does not say 'hidden_size'"),
+        ({"mm_tokens_per_image": None}, "does not say"),
         ({"model_type": "llava", "vision_feature_layer": [-2, -5]}, "several layers"),
         (
             {"model_type": "llava", "vision_feature_select_strategy": "full"},
@@ -208,7 +284,7 @@ def test_what_configs_leave_out_is_as_usual() -> None:
 )
 def test_configs_that_do_not_run_are_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
-        hf_vision(_GEMMA | changes, {})
+        hf_vision(_GEMMA | changes, {}, 64)
 
 
 _MMPROJ = {

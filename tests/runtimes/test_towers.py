@@ -35,7 +35,7 @@ class Seeing(NamedTuple):
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
     directory = tmp_path_factory.mktemp(request.param)
     theirs = seeing(request.param, directory)
-    found = vision_of(directory)
+    found = vision_of(directory, 64)
     assert found is not None
     return Seeing(directory, theirs, *found)
 

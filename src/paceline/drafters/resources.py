@@ -17,7 +17,7 @@ from paceline.core.types import Capabilities
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.source import ModelSource
 from paceline.models.text import Tokenizer
-from paceline.models.vision import Sight
+from paceline.models.vision import PictureReader
 from paceline.networks.published import Published, published_head
 from paceline.policy.cost import CAREFUL, COST_FORMAT, QUICK, CostModel, load_or_measure
 from paceline.version import __version__
@@ -31,7 +31,7 @@ class Loaded:
     tokenizer: Tokenizer
     target: Target
     options: RuntimeOptions
-    sight: Sight | None = None
+    reader: PictureReader | None = None
 
     @property
     def place(self) -> dict[str, object]:

@@ -13,7 +13,7 @@ from paceline.engine.hearing import Piecewise
 from paceline.errors import ContextExceeded, OutOfMemory, PromptError
 from paceline.models.pictures import Picture
 from paceline.models.text import Tokenizer
-from paceline.models.vision import Sight
+from paceline.models.vision import PictureReader
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,8 +34,8 @@ class Looking:
         known: those of requests that were there already.
     """
 
-    def __init__(self, sight: Sight, target: TakesRows) -> None:
-        self.sight, self.read, self.known = sight, 0, 0
+    def __init__(self, reader: PictureReader, target: TakesRows) -> None:
+        self.reader, self.read, self.known = reader, 0, 0
         self._rows, self._work = target.rows, Piecewise()
         self._patches: dict[RowRun, Callable[[], LogitArray]] = {}  # of those that wait
 
@@ -47,7 +47,7 @@ class Looking:
         PromptError: the prompt has other places for pictures, or ends with one; ContextExceeded:
         they are too many at once, or one that sees itself stands where windows cut it.
         """
-        rows, words = self.sight.vision.rows, tokenizer.pictures
+        rows, words = self.reader.vision.rows, tokenizer.pictures
         assert words is not None
         row = tokenizer.special_ids[words.row]
         places = [at for at, token in enumerate(ids) if token == row]
@@ -63,7 +63,7 @@ class Looking:
                 f"{len(pictures)} pictures have {rows * len(pictures)} rows, and there is room for "
                 f"{self._rows.capacity}: send fewer"
             )
-        reach = self.sight.reach
+        reach = self.reader.reach
         if reach is not None and firsts[-1] + rows > reach:
             raise ContextExceeded(
                 f"a picture ends at token {firsts[-1] + rows}, and layers with a window read "
@@ -74,7 +74,7 @@ class Looking:
 
     def _shown(self, at: int, picture: Picture) -> Shown:
         # Resized here, and not between steps; what is known need not be.
-        key, vision = picture.key(self.sight.settings), self.sight.vision
+        key, vision = picture.key(self.reader.settings), self.reader.vision
         if self._rows.knows(key):
             return Shown(at, vision.rows, key, partial(picture.patches, vision))
         patches = picture.patches(vision)
@@ -96,7 +96,7 @@ class Looking:
         except OutOfMemory:
             self.drop(held)
             raise
-        together = pictures if self.sight.vision.together else ()
+        together = pictures if self.reader.vision.together else ()
         return tuple(held), tuple(range(each.at, each.at + each.rows) for each in together)
 
     def look(self, pictures: Sequence[Placed], alone: bool) -> bool:
@@ -116,7 +116,7 @@ class Looking:
         return True
 
     def _reading(self, run: RowRun) -> Generator[LogitArray | None, None, None]:
-        return self.sight.reading(self._patches[run]())
+        return self.reader.reading(self._patches[run]())
 
     def drop(self, pictures: Sequence[Placed]) -> None:
         """Let rows go that `hold` has kept."""

@@ -117,15 +117,19 @@ _KINDS: dict[str, TowerKind] = {
     "siglip_vision_model": "siglip",
     "idefics3_vision": "siglip",
     "smolvlm_vision": "siglip",
+    "idefics3": "siglip",  # as older files have them
+    "smolvlm": "siglip",
     "clip_vision_model": "clip",
     "dinov2": "dinov2",
 }
-# What configs leave out where it is as usual.
+# What configs leave out where it is as in transformers.
+_SIZES = {"hidden_size": 768, "num_attention_heads": 12, "image_size": 224}
 _USUAL: dict[TowerKind, dict[str, Any]] = {
-    "siglip": {"layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"},
-    "clip": {"layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"},
-    "dinov2": {"layer_norm_eps": 1e-6, "hidden_act": "gelu"},
+    "siglip": {"layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh", "patch_size": 16},
+    "clip": {"layer_norm_eps": 1e-5, "hidden_act": "quick_gelu", "patch_size": 32},
+    "dinov2": {"layer_norm_eps": 1e-6, "hidden_act": "gelu", "patch_size": 14},
 }
+_IDEFICS = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
 
 
 def _refused(what: str) -> ModelError:
@@ -135,8 +139,10 @@ def _refused(what: str) -> ModelError:
     )
 
 
-def hf_vision(config: Mapping[str, Any], pictures: Mapping[str, Any]) -> Vision | None:
+def hf_vision(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> Vision | None:
     """Read a `config.json` and what beside it says of `pictures`; None if the model reads none.
+
+    `width` is that of the text model.
 
     Raises ModelError for towers, projectors and features that do not run here.
     """
@@ -147,8 +153,8 @@ def hf_vision(config: Mapping[str, Any], pictures: Mapping[str, Any]) -> Vision 
     if projector is None or tower is None:
         raise _refused(f"what reads pictures of {kind} ({own.get('model_type')})")
     try:
-        shape = _hf_tower({**_USUAL[tower], **own}, tower, config, projector)
-        width, side = int(config["text_config"]["hidden_size"]), 1
+        sizes = {**_SIZES, **_USUAL[tower], **(_IDEFICS if projector == "idefics3" else {})}
+        shape, side = _hf_tower({**sizes, **own}, tower, config, projector), 1
         name = _FILTERS[pictures.get("resample", 3)]
         if projector == "idefics3":
             side = int(config.get("scale_factor", 2))
@@ -254,7 +260,7 @@ def gguf_vision(metadata: Mapping[str, Any], width: int) -> Vision:
 
 
 @dataclass(frozen=True)
-class Sight:
+class PictureReader:
     """What reads the pictures of a model.
 
     Attributes:
@@ -435,11 +441,12 @@ def _filled(values: LogitArray, axis: int, group: int) -> LogitArray:
     return np.pad(values, more) if more[axis][1] else values
 
 
-def vision_of(path: Path) -> tuple[Vision, VisionWeights] | None:
-    """Open the side of a Hugging Face directory that reads pictures; None if it reads none."""
+def vision_of(path: Path, width: int) -> tuple[Vision, VisionWeights] | None:
+    """Open the side of a Hugging Face directory that reads pictures for a text model of that width;
+    None if it reads none."""
     said = read_json(path / "processor_config.json").get("image_processor")
     pictures = said if isinstance(said, Mapping) else read_json(path / "preprocessor_config.json")
-    vision = hf_vision(read_json(path / "config.json"), pictures)
+    vision = hf_vision(read_json(path / "config.json"), pictures, width)
     if vision is None:
         return None
     files = SafetensorsFiles(path)

@@ -27,7 +27,7 @@ from paceline.models.gguf import GGUFFile
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.shown import PictureWords
 from paceline.models.source import AdaptedSource, FirstLayers, ModelSource, resolve
-from paceline.models.vision import Sight, mmproj, vision_of
+from paceline.models.vision import PictureReader, mmproj, vision_of
 from paceline.networks.mask_rows import NETWORK, PARTS, MaskRows, load_mask_rows
 from paceline.networks.weights import shipped_file
 from paceline.registry import table as registry
@@ -118,13 +118,13 @@ def load_model(
     tokenizer.fold_system = asked.fold_system
     if template is not None:
         tokenizer.chat_template, tokenizer.named_templates = template, {}
-    sight = None if drafts or layers is not None else _sight(asked, source, target)
-    if sight is not None:
-        tokenizer.pictures = PictureWords.of(sight.vision, tokenizer.special_ids)
-    return Loaded(source, tokenizer, target, asked.of_runtime, sight)
+    reader = None if drafts or layers is not None else _reader(asked, source, target)
+    if reader is not None:
+        tokenizer.pictures = PictureWords.of(reader.vision, tokenizer.special_ids)
+    return Loaded(source, tokenizer, target, asked.of_runtime, reader)
 
 
-def _sight(asked: Options, source: ModelSource, target: Target) -> Sight | None:
+def _reader(asked: Options, source: ModelSource, target: Target) -> PictureReader | None:
     # What reads pictures: an mmproj file, or a side of the directory, which is loaded at the first.
     if asked.mmproj is not None:
         source.config.refuse_added_embeddings()
@@ -134,7 +134,7 @@ def _sight(asked: Options, source: ModelSource, target: Target) -> Sight | None:
         if not isinstance(target, TakesRows) or not source.path.is_dir():
             return None
         try:
-            seen = vision_of(source.path)
+            seen = vision_of(source.path, source.config.hidden_size)
         except ModelError as error:
             _LOG.warning("pictures are not read: %s", error)
             return None
@@ -152,7 +152,7 @@ def _sight(asked: Options, source: ModelSource, target: Target) -> Sight | None:
     if asked.mmproj is not None:
         tower()
     windows = [each for each in source.config.windows if each]
-    return Sight(
+    return PictureReader(
         vision,
         repr((vision, of, precision)).encode(),
         lambda patches: tower().reading(patches),
@@ -286,10 +286,10 @@ def make_engine(
     decoder, config = make(loaded, asked)
     give_back()  # what was read to be packed
     defaults = loaded.source.sampling if asked.generation_config else {}
-    sight, target = loaded.sight, loaded.target
+    reader, target = loaded.reader, loaded.target
     looking = None
-    if sight is not None and isinstance(target, TakesRows):
-        looking = Looking(sight, target)
+    if reader is not None and isinstance(target, TakesRows):
+        looking = Looking(reader, target)
     return Engine(
         decoder,
         loaded.tokenizer,

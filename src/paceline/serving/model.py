@@ -134,7 +134,7 @@ def fingerprint(engine: Engine, weights: str) -> str:
     able = engine.decoder.target.capabilities
     parts: list[object] = [weights, able.precision, able.kv_precision, able.max_context]
     if engine.looking is not None:
-        parts.append(engine.looking.sight.settings.hex())
+        parts.append(engine.looking.reader.settings.hex())
     parts += [engine.decoder.rule, engine.tokenizer.fingerprint, __version__]
     parts += ["exact"] if able.bit_exact else [able.runtime, able.device, uuid.uuid4().hex]
     return "fp_" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

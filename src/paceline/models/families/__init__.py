@@ -99,10 +99,11 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     family = next((each for each in FAMILIES if config.get("model_type") in each.wraps), None)
     if family is None or not isinstance(wrapped, Mapping):
         return config
-    tied = config.get("tie_word_embeddings", wrapped.get("tie_word_embeddings", False))
+    named = "tie_word_embeddings"
+    tied = config.get(named, wrapped.get(named, family.usual.get(named, False)))
     own = wrapped.get("model_type")  # that of Mistral Small in the wrapper of Ministral
     kind = own if own in {each.hf for each in FAMILIES} else family.hf
-    return {**wrapped, "model_type": kind, "tie_word_embeddings": tied}
+    return {**family.usual, **wrapped, "model_type": kind, named: tied}
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:

@@ -85,6 +85,7 @@ class Family:
         logarithms: parts of which checkpoints hold the logarithm of the opposite.
         gated_queries: of each head "q" has first its queries, then what gates its results.
         wraps: each `model_type` of configs whose text model is of this family.
+        usual: what these leave out of that model's, where it is as in transformers.
         entries: a Hugging Face config in the words of Llama's.
         gguf_entries: likewise a GGUF file's metadata, from these and the shapes of its tensors.
         from_hf: changes of the general config, from those entries.
@@ -120,6 +121,7 @@ class Family:
     logarithms: Sequence[str] = ()
     gated_queries: bool = False
     wraps: Sequence[str] = ()
+    usual: Mapping[str, Any] = field(default_factory=dict)
     entries: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     gguf_entries: Callable[[Mapping[str, Any], Shapes], Mapping[str, Any]] = as_it_is
     from_hf: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing

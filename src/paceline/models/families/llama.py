@@ -18,5 +18,14 @@ LLAMA = Family(
     "llama",
     interleaved=True,
     wraps=("idefics3", "smolvlm", "llava"),
+    usual={
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+    },
     from_gguf=_from_gguf,
 )
