@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 79_295,
+    "lines": 79_313,
     "lines of methods": 13_598,
     "modules": 492,
     "docstrings": 0.14,

@@ -4,10 +4,12 @@
     python -m benchmarks.speech sounds --text BOOK.txt --minutes 60 --out sounds
     python -m benchmarks.speech compare --sounds sounds --model WHISPER --record NAME
     python -m benchmarks.speech same --sounds sounds --model WHISPER --drafter recycling
+    python -m benchmarks.speech live --sounds sounds --model WHISPER --record NAME
 
 A sound is a paragraph of a text that a voice speaks (hibari, from its package), so that its words
 are known; any folder of `NAME.wav` and `NAME.txt` does as well. WHISPER is a directory of
-CTranslate2, which faster-whisper reads too; `--ggml` is the same model for whisper.cpp.
+CTranslate2, which faster-whisper reads too; `--ggml` is the same model for whisper.cpp. Live, a
+clock counts the seconds of each step, and so much more sound has come when it ends.
 """
 
 from __future__ import annotations
@@ -20,18 +22,23 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
+from benchmarks.speech import live
 from benchmarks.speech.same import COLUMNS as SAME
 from benchmarks.speech.same import clips, rows, same, ways
 
+from paceline.audio.read import read_sound
 from paceline.core.cache import make_dir, read_text, write_atomically
 from paceline.errors import EngineFailed, InvalidOption, PacelineError
 from paceline.lab.audit.named import interpreter
 from paceline.lab.measure import results
 from paceline.lab.measure.machine import dumps
 from paceline.lab.measure.report import aligned
+from paceline.listening.live import Live
+from paceline.listening.windows import Listener, Listening
+from paceline.registry.loading import load_model, make_engine
 from paceline.registry.options import Options
 
 OURS = "paceline"
@@ -98,20 +105,19 @@ def make_sounds(worker: Worker, text: str, minutes: float, out: Path) -> float:
     return seconds / 60
 
 
-def ours(model: str, threads: int, drafter: str, precision: str | None) -> Transcriber:
-    """Return paceline as a transcriber."""
-    from paceline.audio.read import read_sound
-    from paceline.listening.windows import Listener
-    from paceline.registry.loading import load_model, make_engine
-    from paceline.registry.options import Options
-
+def listener(model: str, threads: int, drafter: str, precision: str | None) -> Listener:
+    """Return a Whisper of paceline."""
     loaded = load_model(Options(model=model, threads=threads, precision=precision))
-    listener = Listener(make_engine(loaded, drafter=drafter, max_batch=1))
-    decode = loaded.tokenizer.decode
+    return Listener(make_engine(loaded, drafter=drafter, max_batch=1))
+
+
+def ours(own: Listener) -> Transcriber:
+    """Return paceline as a transcriber."""
+    decode = own.engine.tokenizer.decode
 
     def write(path: Path) -> tuple[str, float]:
         begun = perf_counter()
-        text = "".join(decode(each.tokens) for each in listener.segments(read_sound(path)))
+        text = "".join(decode(each.tokens) for each in own.segments(read_sound(path)))
         return text, perf_counter() - begun
 
     return write
@@ -159,16 +165,81 @@ def table(
 COLUMNS = ["engine", "share of real time", "paceline's speed, times its", "wrong words, %", "words"]
 
 
-def _compare(given: argparse.Namespace, worker: Worker) -> int:
+def _spoken(given: argparse.Namespace) -> tuple[list[Path], list[str], float]:
+    # Sounds, their texts, and how many seconds all last.
     sounds = sorted(given.sounds.glob("*.wav"))[: given.count]
     if not sounds:
         raise InvalidOption(f"{given.sounds} has no WAV files: make them by `sounds`")
-    references = [
-        read_text(each.with_suffix(".txt"), str(each), "give its text") for each in sounds
-    ]
+    texts = [read_text(each.with_suffix(".txt"), str(each), "give its text") for each in sounds]
+    return sounds, texts, sum((each.stat().st_size - 44) / 32_000 for each in sounds)
+
+
+def _told(
+    given: argparse.Namespace,
+    what: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[results.Cell]],
+    **more: Any,
+) -> int:
+    # Print rows, and record them.
+    if given.json:
+        print(dumps({"columns": columns, "rows": rows} | more))
+    else:
+        print(aligned([columns, *(list(map(str, row)) for row in rows)]))
+    if given.record is not None:
+        name = Path(given.model).name
+        results.record(
+            Path("docs/results/data") / f"{given.record}.json",
+            f"{what}, {name}",
+            "speech",
+            f"python -m benchmarks.speech {given.kind} --sounds sounds --model {name}",
+            columns,
+            rows,
+        )
+    return 0
+
+
+def _live(given: argparse.Namespace, worker: Worker) -> int:
+    sounds, references, spoken = _spoken(given)
+    clock = process_time if given.threads == 1 else perf_counter
+    wanted, runs = Listening(given.language), dict[tuple[str, bool], live.LiveRun]()
+    texts: dict[str, list[str]] = {}
+    for precision in given.precisions.split(","):
+        own = listener(given.model, given.threads, "none", precision)
+        engine = own.engine
+        for number, path in enumerate(sounds):
+            sound = read_sound(path)
+            said = live.spoken([*own.segments(sound, wanted)], engine.tokenizer.decode)
+            whole = f"the whole file, {precision}"
+            texts.setdefault(whole, []).append(" ".join(each.word for each in said))
+            for drafted in (True, False):
+                run = runs.setdefault((precision, drafted), live.LiveRun())
+                words = live.follow(run, Live(own, wanted), engine, sound, drafted, clock)
+                run.late += live.delays(words, said)
+                name = f"{precision}, {'drafted' if drafted else 'not drafted'}"
+                texts.setdefault(name, []).append(" ".join(each.word for each in words))
+            print(f"{precision}: {number + 1} of {len(sounds)}", end="\r", file=sys.stderr)
+    print(file=sys.stderr)
+    wrong = {}
+    for name, each in texts.items():
+        found = worker.ask("errors", references=references, texts=each)
+        wrong[name] = round(100 * sum(found["wrong"]) / max(1, sum(found["words"])), 2)
+    rows: list[list[results.Cell]] = []
+    for precision in given.precisions.split(","):
+        for drafted in (True, False):
+            name = f"{precision}, {'drafted' if drafted else 'not drafted'}"
+            rows.append([name, *live.figures(runs[precision, drafted], spoken), wrong[name]])
+        whole = f"the whole file, {precision}"
+        rows.append([whole, *[None] * (len(live.COLUMNS) - 2), wrong[whole]])
+    what = f"Live captions: {spoken:.0f} s of speech on {given.threads} threads"
+    return _told(given, what, live.COLUMNS, rows, texts=texts)
+
+
+def _compare(given: argparse.Namespace, worker: Worker) -> int:
+    sounds, references, spoken = _spoken(given)
     engines: dict[str, Transcriber] = {}
     for name, precision in ((OURS, None), (f"{OURS} int8", "int8")):
-        engines[name] = ours(given.model, given.threads, given.drafter, precision)
+        engines[name] = ours(listener(given.model, given.threads, given.drafter, precision))
 
     def peer(name: str, model: str) -> Transcriber:
         worker.ask("load", engine=name, model=model, threads=given.threads)
@@ -191,22 +262,9 @@ def _compare(given: argparse.Namespace, worker: Worker) -> int:
         for name, each in texts.items()
     }
     wrong = {name: (sum(each["wrong"]), sum(each["words"])) for name, each in found.items()}
-    spoken = sum((each.stat().st_size - 44) / 32_000 for each in sounds)
     rows = table(wrong, seconds, spoken)
-    if given.json:
-        print(dumps({"columns": COLUMNS, "rows": rows, "seconds": seconds, "texts": texts}))
-    else:
-        print(aligned([COLUMNS, *(list(map(str, row)) for row in rows)]))
-    if given.record is not None:
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            f"Speech to text: {spoken / 60:.0f} minutes, {Path(given.model).name}, by turns",
-            "speech",
-            f"python -m benchmarks.speech compare --sounds sounds --model {Path(given.model).name}",
-            COLUMNS,
-            rows,
-        )
-    return 0
+    what = f"Speech to text by turns: {spoken / 60:.0f} minutes"
+    return _told(given, what, COLUMNS, rows, seconds=seconds, texts=texts)
 
 
 def _same(given: argparse.Namespace) -> int:
@@ -253,16 +311,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--minutes", type=float, default=60.0)
     made.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     turns = kinds.add_parser("compare", help="write sounds down by turns")
-    turns.add_argument("--sounds", type=Path, required=True, metavar="FOLDER")
-    turns.add_argument("--model", required=True, help="directory of CTranslate2")
     turns.add_argument("--ggml", help="the same model in whisper.cpp's form")
     turns.add_argument("--peers", default="faster-whisper int8,faster-whisper float32")
     turns.add_argument("--drafter", default="none")
-    turns.add_argument("--threads", type=int, default=2)
     turns.add_argument("--rounds", type=int, default=3)
-    turns.add_argument("--count", type=int, help="of sounds at most")
-    turns.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    turns.add_argument("--json", action="store_true", help="print results as JSON")
     alike = kinds.add_parser("same", help="write sounds down in many ways")
     alike.add_argument("--sounds", type=Path, required=True, metavar="FOLDER")
     alike.add_argument("--model", required=True)
@@ -274,6 +326,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     alike.add_argument("--precision")
     alike.add_argument("--threads", type=int, default=1)
     alike.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
+    comes = kinds.add_parser("live", help="caption sounds that come in their own time")
+    comes.add_argument("--precisions", default="file,int8")
+    comes.add_argument("--language", default="en")
+    for each in (turns, comes):
+        each.add_argument("--sounds", type=Path, required=True, metavar="FOLDER")
+        each.add_argument("--model", required=True, help="directory of CTranslate2")
+        each.add_argument("--threads", type=int, default=2, help="with 1, time is the processor's")
+        each.add_argument("--count", type=int, help="of sounds at most")
+        each.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
+        each.add_argument("--json", action="store_true", help="print results as JSON")
     given = parser.parse_args(argv)
     try:
         if given.kind == "same":
@@ -281,6 +343,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         worker = Worker()
         if given.kind == "compare":
             return _compare(given, worker)
+        if given.kind == "live":
+            return _live(given, worker)
         text = read_text(given.text, f"cannot read {given.text}", "give a text in UTF-8")
         print(f"{make_sounds(worker, text, given.minutes, given.out):.1f} minutes in {given.out}")
     except PacelineError as error:

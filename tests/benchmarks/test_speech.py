@@ -12,9 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.helpers.tiny_whisper import save_whisper
+from tests.listening.test_windows import engine, noise
 
 from paceline.audio.mel import RATE
+from paceline.listening.live import Live
+from paceline.listening.timestamps import Segment
+from paceline.listening.windows import Listener, Listening
 
+live = importlib.import_module("benchmarks.speech.live")
 ways = importlib.import_module("benchmarks.speech.same")
 speech = importlib.import_module("benchmarks.speech.__main__")
 WORKER = Path(__file__).parents[2] / "benchmarks/speech/worker.py"
@@ -61,6 +66,42 @@ def test_a_worker_says_what_it_cannot() -> None:
         check=True,
     )
     assert "KeyError" in json.loads(done.stdout)["error"]
+
+
+def test_sound_comes_while_steps_work() -> None:
+    sound, found = noise(6.0, seed=2), []
+    for cost, drafted in ((0.2, True), (0.2, False), (2.5, True)):
+        ticks = (cost * each for each in range(1000))
+        run = live.LiveRun()
+        captions = Live(Listener(own := engine()), Listening("en"))
+        told = live.follow(run, captions, own, sound, drafted, ticks.__next__)
+        assert [word.word for word in told]
+        assert [word.at for word in told] == sorted(word.at for word in told)
+        found.append((told, run))
+        captions.let_go()
+    (with_draft, drafted), (without, plain), (late, slow) = found
+    assert with_draft == without
+    assert drafted.tokens == plain.tokens == plain.forwards
+    assert drafted.forwards < plain.forwards
+    # Noise is written down seven times, at all temperatures. The first step begins at 1 s; a slow
+    # one ends behind the sound, and the next has all the rest.
+    assert plain.seconds == pytest.approx([7 * 0.2] * len(plain.seconds))
+    assert slow.seconds == pytest.approx([7 * 2.5] * 2)
+    assert late[-1].at == pytest.approx(1 + 2 * 7 * 2.5)
+    plain.late = [1.0, 2.0, 3.0]
+    cells = live.figures(plain, 6.0)
+    assert cells[:3] == [1.0, 1.4, 1.4]
+    assert cells[3] == pytest.approx(1.4 * len(plain.seconds) / 6, abs=0.01)
+    assert cells[4] == 2.0
+
+
+def test_a_word_is_late_from_its_end_on() -> None:
+    segments = [Segment(1.0, 3.0, (1,)), Segment(4.0, 4.5, (2,))]
+    said = live.spoken(segments, {(1,): "ab cdef gh", (2,): "Over."}.__getitem__)
+    assert [word for word, _ in said] == ["ab", "cdef", "gh", "Over."]
+    assert [at for _, at in said] == [1.5, 2.5, 3.0, 4.5]
+    told = [live.Told(*each) for each in (("Ab,", 3.0), ("no", 3.0), ("gh", 3.5), ("over", 6.0))]
+    assert live.delays(told, said) == [1.5, 0.5, 1.5]
 
 
 def test_no_sounds_and_no_environment_are_one_line(

@@ -240,6 +240,31 @@ def test_what_captions_have_taken_and_not_heard_waits_too(monkeypatch: pytest.Mo
     assert "38 s wait" in talk(work, max_sound=40.0)
 
 
+@pytest.mark.parametrize("sound", [noise(7.0), np.zeros(7 * RATE, np.float32)])
+def test_captions_hold_no_more_than_they_need(
+    sound: np.ndarray, finding: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(realtime, "AHEAD", 2.0)
+    held, due = list[float](), Live.next
+    monkeypatch.setattr(Live, "next", lambda own: held.append(own.waiting) or due(own))
+
+    async def work(socket: Socket) -> list[Json]:
+        socket.rate(RATE)
+        for part in np.split(sound, 14):
+            socket.append(part)
+        socket.say("input_audio_buffer.commit")
+        return await socket.until(f"{TEXT}completed")
+
+    told = talk(work)
+    assert told[-1]["usage"]["seconds"] == 7.0
+    assert bool(told[-1]["transcript"]) == sound.any()
+    assert max(held) <= 2.5
+    # The lag is that of all that came, and no more than there was.
+    lags = [each["paceline"]["lag"] for each in told if each["type"] == f"{TEXT}delta"]
+    assert all(lag <= 6.0 for lag in lags)
+    assert not lags or lags[-1] == 0
+
+
 def test_all_sessions_together_hold_so_much_sound() -> None:
     async def whole() -> None:
         async with serving(engine(), (), max_sound=20.0) as client:

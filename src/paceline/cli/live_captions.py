@@ -14,14 +14,13 @@ import typer
 from paceline.audio.mel import RATE
 from paceline.cli.output import interruptible, print_json, remark, write
 from paceline.errors import InvalidOption
+from paceline.listening.live import AHEAD, Live, LiveCaption
 
 if TYPE_CHECKING:
     from paceline.core.types import LogitArray
     from paceline.engine.engine import Engine
-    from paceline.listening.live import Live, LiveCaption
 
 _LATE = 0.1  # seconds between looks for what has come
-_MOST = 60.0  # seconds of sound that wait for captions; what is behind them waits in the pipe
 
 
 def follow_sound(engine: Engine, live: Live, rate: int, form: str) -> bool:
@@ -88,7 +87,7 @@ class _Microphone:
 
     def wait(self, live: Live) -> bool:
         """Give what has come, or comes soon, to the captions; return whether it was the last."""
-        if not self._ended and live.waiting < _MOST:
+        if not self._ended and live.waiting < AHEAD:
             try:
                 self._give(self._parts.get(timeout=_LATE), live)
             except queue.Empty:
@@ -97,7 +96,7 @@ class _Microphone:
         return self._ended
 
     def take(self, live: Live) -> None:
-        while not self._ended and live.waiting < _MOST and not self._parts.empty():
+        while not self._ended and live.waiting < AHEAD and not self._parts.empty():
             self._give(self._parts.get(), live)
 
     def leave(self, live: Live) -> bool:

@@ -23,6 +23,9 @@ from paceline.listening.agreement import Agreement, words_of
 from paceline.listening.timestamps import STEP
 from paceline.listening.windows import LEAST, Listener, Listening, Transcription
 
+AHEAD = 60.0
+"""Seconds of sound that may wait within captions; whoever has more keeps it."""
+
 _KEPT = WINDOW // 2  # samples that a window holds before it loses any: words need what came before
 _TEXTS = 2  # that draft the next one, which often goes back on what the last one has changed
 _TOLD = 500  # final words that are kept to be told the next window, which reads about 220 tokens

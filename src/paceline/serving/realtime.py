@@ -24,7 +24,7 @@ from paceline.audio.silence import CHUNK, SpeechFinder
 from paceline.core.types import LogitArray
 from paceline.engine.engine import Completion, Prepared
 from paceline.errors import InvalidOption, PacelineError
-from paceline.listening.live import Live, LiveCaption
+from paceline.listening.live import AHEAD, Live, LiveCaption
 from paceline.listening.windows import Listening
 from paceline.serving.http import described
 from paceline.serving.model import ServedModel
@@ -123,6 +123,21 @@ class Item:
         """Add samples of its rate; return what is new at `RATE`."""
         own = self._resampler
         return self._take(samples.astype(np.float32) if own is None else own.feed(samples))
+
+    def give(self, live: Live) -> None:
+        """Give captions as much as they may hold."""
+        parts = []
+        room = AHEAD - live.waiting
+        while self.waiting and room > 0:
+            parts.append(self.waiting.popleft())
+            room -= len(parts[-1]) / RATE
+        if parts:
+            live.push(np.concatenate(parts))
+
+    @property
+    def behind(self) -> float:
+        """Seconds of sound that waits."""
+        return sum(len(each) for each in [*self.waiting]) / RATE
 
     def keep(self, most: int) -> None:
         """Forget all samples at `RATE` but the last ones."""
@@ -280,7 +295,7 @@ class Session:
     def _waiting(self) -> float:
         # Seconds of sound that no step has heard.
         live = 0.0 if self._live is None else self._live.waiting
-        return live + sum(len(each) for one in self._items for each in [*one.waiting]) / RATE
+        return live + sum(each.behind for each in self._items)
 
     def _begin(self) -> None:
         quiet = self._turns is not None and not self._turns.speaking
@@ -393,7 +408,8 @@ class Session:
                 text = " ".join(caption.final)
                 text = f" {text}" if item.said and text else text
                 item.said += text
-                told = {"draft": " ".join(caption.draft), "lag": round(caption.lag, 3)}
+                lag = round(caption.lag + item.behind, 3)
+                told = {"draft": " ".join(caption.draft), "lag": lag}
                 await self._tell(f"{_TEXT}delta", item=item, delta=text, paceline=told)
         elif item.committed and not item.waiting:
             self._leave()
@@ -402,7 +418,7 @@ class Session:
             said = {"transcript": item.said, "usage": usage}
             await self._tell(f"{_TEXT}completed", item=item, **said)
         else:
-            return False
+            return bool(item.waiting)  # what was silent has made room
         return True
 
     def _leave(self) -> None:
@@ -413,17 +429,13 @@ class Session:
 
     def _asked(self, item: Item, live: Live) -> Prepared | None:
         ended = item.committed  # before what waits is taken, of which nothing comes then
-        parts = [item.waiting.popleft() for _ in range(len(item.waiting))]
-        if parts:
-            live.push(np.concatenate(parts))
-        if ended:
+        item.give(live)
+        if ended and not item.waiting:
             live.end()
         return live.next()
 
     def _heard(self, item: Item, live: Live, done: Completion) -> LiveCaption | None:
-        parts = [item.waiting.popleft() for _ in range(len(item.waiting))]
-        if parts:
-            live.push(np.concatenate(parts))
+        item.give(live)
         return live.heard(done)
 
     async def _decoded(self, request: Prepared) -> Completion:

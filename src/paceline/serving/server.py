@@ -76,15 +76,17 @@ async def run(
     service: Service, load: Callable[[], ServedModel] | None, listener: socket.socket
 ) -> None:
     """Serve on a bound socket until a signal ends it; raises what loading the one model raises."""
-    timeout = service.settings.body_timeout
+    settings = service.settings
 
     class Protocol(Impatient):
-        patience = timeout
+        patience = settings.body_timeout
 
     config = uvicorn.Config(
         service.app,
         http=Protocol,
         ws="auto",  # what the extra `realtime` brings
+        ws_max_size=settings.max_body,
+        ws_max_queue=4,  # messages that nobody has read
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -52,7 +52,9 @@ class Settings:
         "Weights of Silero VAD, which tell where speech is, or none to hear silence, too. Default: "
         "those of the package silero-vad, if it is installed.",
     ] = None
-    max_body: Annotated[int, "Most bytes of a request's body.", at_least(1)] = 8 * 1024 * 1024
+    max_body: Annotated[
+        int, "Most bytes of a request's body, or of an event of a WebSocket.", at_least(1)
+    ] = 8 * 1024 * 1024
     body_timeout: Annotated[
         float, "Seconds in which headers, then a body or the next line of it, must arrive.", _SOME
     ] = 30.0
