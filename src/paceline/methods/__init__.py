@@ -102,6 +102,7 @@ METHODS: Index = {
         "think-while-watching": "paceline.methods.streams.notes:NoteTaker",
         "streaminnc": "paceline.methods.streams.windows:WindowStream",
         "careless-whisper": "paceline.methods.careless.captions:CausalCaptions",
+        "cache-aware-conformer": "paceline.methods.conformer.stream:ConformerStream",
         "flash-vstream": "paceline.methods.streams.memories:StarMemory",
         "videostreaming": "paceline.methods.streams.memories:ClipMemory",
     },

@@ -1,4 +1,4 @@
-"""How the factors of a causal Whisper are trained."""
+"""How what hears chunk by chunk is trained."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ from paceline.lab.training.recipe import RATE, Recipe, Steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CausalRecipe(Recipe):
-    """Of the factors."""
+class ChunkRecipe(Recipe):
+    """Of a network of several lengths of a chunk, of which an update draws one."""
 
-    steps: Steps = 400
-    batch: Annotated[int, "Sounds per update.", at_least(1)] = 2
-    moments: Annotated[int, "Ends of chunks per sound, the last one included.", at_least(1)] = 3
-    rank: Annotated[int, "Of the factors.", at_least(1)] = 32  # as in the paper
-    rate: Annotated[float, "Highest learning rate.", RATE] = 5e-4
-    chunks: Annotated[str, "Rows of a chunk, of 20 ms; one of these an update."] = "15,25,50"
+    chunks: Annotated[str, "Rows of a chunk, with commas; one of these an update."] = "1"
 
     def __post_init__(self) -> None:
         Recipe.__post_init__(self)
@@ -28,3 +23,15 @@ class CausalRecipe(Recipe):
     @property
     def lengths(self) -> list[int]:
         return [int(each) for each in self.chunks.split(",")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalRecipe(ChunkRecipe):
+    """Of the factors of a causal Whisper, whose rows are of 20 ms."""
+
+    steps: Steps = 400
+    batch: Annotated[int, "Sounds per update.", at_least(1)] = 2
+    moments: Annotated[int, "Ends of chunks per sound, the last one included.", at_least(1)] = 3
+    rank: Annotated[int, "Of the factors.", at_least(1)] = 32  # as in the paper
+    rate: Annotated[float, "Highest learning rate.", RATE] = 5e-4
+    chunks: Annotated[str, "Rows of a chunk, with commas; one of these an update."] = "15,25,50"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline.audio.mel import HOP, RATE
+from paceline.audio.mel import HOP, RATE, MelStream
 from paceline.audio.read import read_sound
 from paceline.core.cache import read_text
 from paceline.core.types import LogitArray
@@ -37,25 +37,36 @@ class Spoken(NamedTuple):
 
 
 def read_spoken(folder: Path, tokenizer: Tokenizer, longest: float) -> list[Spoken]:
-    """Return the sounds `NAME.wav` of a folder that have a text `NAME.txt`, in order of names.
-
-    Those longer than so many seconds are left out. InvalidOption if there are none.
-    """
+    """Return the sounds of a folder but those longer than so many seconds; see `with_texts`."""
     found = []
-    for path in sorted(folder.glob("*.wav")):
-        if not path.with_suffix(".txt").is_file():
-            continue
-        sound = read_sound(path)
+    for path, text in with_texts(folder):
+        sound, words = read_sound(path), text.split()
         if len(sound) / RATE > longest:
             continue
-        words = read_text(path.with_suffix(".txt"), str(path), "give its text").split()
         pieces = [tokenizer.plain(f" {word}") for word in words]
         ends = np.repeat(word_ends(sound, words), [len(each) for each in pieces])
         tokens = tuple(token for each in pieces for token in each)
         found.append(Spoken(path, tokens, ends, len(sound) / RATE))
-    if not found:
-        raise InvalidOption(f"{folder} has no NAME.wav with a NAME.txt: give sounds and texts")
     return found
+
+
+def with_texts(folder: Path) -> list[tuple[Path, str]]:
+    """Return the sounds `NAME.wav` of a folder that have a text `NAME.txt`, in order of names.
+
+    InvalidOption if there are none.
+    """
+    paths = [path for path in sorted(folder.glob("*.wav")) if path.with_suffix(".txt").is_file()]
+    if not paths:
+        raise InvalidOption(f"{folder} has no NAME.wav with a NAME.txt: give sounds and texts")
+    return [(each, read_text(each.with_suffix(".txt"), str(each), "give it")) for each in paths]
+
+
+def played(path: Path, speed: float, stream: MelStream) -> LogitArray:
+    """Return the frames of a sound that is played at a speed, which is another voice."""
+    sound = read_sound(path)
+    at = np.arange(round(len(sound) / speed)) * speed
+    sound = np.interp(at, np.arange(len(sound)), sound).astype(np.float32)
+    return np.concatenate([stream.push(sound), stream.end()])
 
 
 def word_ends(sound: LogitArray, words: Sequence[str]) -> npt.NDArray[np.float64]:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.audio.mel import MelStream
-from paceline.audio.read import read_sound
 from paceline.core import processor
 from paceline.core.cache import make_dir, write_atomically, written_file
 from paceline.core.types import IntArray
@@ -29,7 +28,7 @@ from paceline.lab.training.optimisers import Rated, adam
 from paceline.lab.training.run import TrainingRun, TrainingTask
 from paceline.methods.careless.captions import ROW, chunk_ends
 from paceline.methods.careless.recipe import CausalRecipe
-from paceline.methods.careless.spoken import Spoken
+from paceline.methods.careless.spoken import Spoken, played
 from paceline.models.config import ModelConfig
 from paceline.models.families import base, family_of
 from paceline.models.families.whisper import neighbours_of
@@ -80,11 +79,17 @@ class FactoredTensors:
         return out + functional.linear(functional.linear(x, down), up)
 
 
-class _Masked(Attention):
-    # Whole sounds, of which rows see what a mask says, or whole texts of them.
+class MaskedRows(Attention):
+    """Whole sounds, whose rows see what a mask says, or whole texts of them."""
 
-    def __init__(self, sees: Tensor | None, memory: Memory, heard: Tensor | None) -> None:
-        self._sees, self._memory, self._heard = sees, memory, heard
+    def __init__(
+        self, sees: Tensor | None, memory: Memory | None = None, heard: Tensor | None = None
+    ) -> None:
+        """Bind bool masks of `scaled_dot_product_attention`; None for a text.
+
+        `heard` is that of the memory, each sound of which several texts may look at.
+        """
+        self._sees, self._memory, self._heard = sees, memory or {}, heard
 
     def places(self, kv: int | KV, x: Tensor, heads: Heads, sees: Sight) -> Tensor:
         return torch.arange(x.shape[1])
@@ -103,6 +108,10 @@ class _Masked(Attention):
         )
         return out.transpose(1, 2)
 
+    def convolve(self, layer: int, x: Tensor, weights: Tensor) -> Tensor:
+        before = functional.pad(x.transpose(1, 2), (weights.shape[1] - 1, 0))
+        return functional.conv1d(before, weights[:, None], groups=len(weights)).transpose(1, 2)
+
 
 class _HearingOps(TorchOps):
     # Sounds `[batch, frames, mels]`; `sees` is that of `HearsOn.hear`.
@@ -119,7 +128,7 @@ class _HearingOps(TorchOps):
         if sees is not None:
             self._neighbours = neighbours_of(sees, 0)
             mask = torch.from_numpy(np.arange(len(sees)) < sees[:, None])
-        super().__init__(weights, eps, _Masked(mask, memory, heard))
+        super().__init__(weights, eps, MaskedRows(mask, memory, heard))
         self._memory = memory
 
     def placed(self, x: Tensor, table: str) -> Tensor:
@@ -252,11 +261,8 @@ class CausalTask(TrainingTask[CausalRecipe, CausalLoss]):
         # Logits of texts at some moments of each sound, and what is right; -1 for no token.
         frames, moments, texts = [], [], []
         for each, speed in zip(spoken, speeds, strict=True):
-            sound = read_sound(each.path)
-            at = np.arange(round(len(sound) / speed)) * speed
-            sound = np.interp(at, np.arange(len(sound)), sound).astype(np.float32)
             stream = MelStream(2 * chunk, self._whisper.shape.mels)
-            found = np.concatenate([stream.push(sound), stream.end()])
+            found = played(each.path, speed, stream)
             found = np.pad(found, ((0, -len(found) % (2 * chunk)), (0, 0)), mode="edge")
             chunks = len(found) // (2 * chunk)
             ends = [chunks, *draws.integers(1, chunks + 1, self.recipe.moments - 1)]

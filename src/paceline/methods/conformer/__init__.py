@@ -1,0 +1,1 @@
+"""Cache-aware streaming conformer (Noroozi et al. 2024, arXiv:2312.17279)."""
