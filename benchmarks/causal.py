@@ -1,7 +1,7 @@
 """What hears chunk by chunk: wrong words, and how late each is written.
 
-    python -m benchmarks.causal whisper --sounds SOUNDS --model WHISPER --adapter causal --record NAME
-    python -m benchmarks.causal conformer --sounds SOUNDS --weights FILE --record NAME
+    python -m benchmarks.causal whisper --sounds SOUNDS --model WHISPER --adapter causal
+    python -m benchmarks.causal conformer --sounds SOUNDS --weights FILE
 
 SOUNDS is a folder of NAME.wav and NAME.txt, whose names end as those that training held out, or any
 other. A word is late by the time from its end (`methods.careless.spoken.word_ends`) to the chunk
@@ -14,9 +14,9 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
+from itertools import takewhile
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
 
 from paceline.audio.mel import RATE
 from paceline.audio.read import read_sound
@@ -36,10 +36,8 @@ def words_of(text: str) -> list[str]:
     return kept.split()
 
 
-class Told(NamedTuple):
-    """Captions of a sound: seconds that were heard, and the text then; the last one stays."""
-
-    captions: Sequence[tuple[float, str]]
+# Captions of a sound: seconds that were heard, and the text then; the last one stays.
+Told = Sequence[tuple[float, str]]
 
 
 class Score:
@@ -54,7 +52,7 @@ class Score:
         right = [
             (word, end) for each, end in zip(spoken, ends, strict=True) for word in words_of(each)
         ]
-        names, final = [word for word, _ in right], words_of(told.captions[-1][1])
+        names, final = [word for word, _ in right], words_of(told[-1][1])
         self.words += len(names)
         self.wrong += edits(names, final)
         since = [0.0] * len(final)
@@ -80,10 +78,10 @@ def stays(told: Told, final: Sequence[str]) -> Iterator[tuple[float, int]]:
     """Yield from which second on so many of the first words of the last caption stay."""
     kept: list[tuple[float, int]] = []
     least = len(final)
-    for at, text in reversed(told.captions):
+    for at, text in reversed(told):
         found = words_of(text)
-        same = next((i for i, (a, b) in enumerate(zip(found, final)) if a != b), None)
-        least = min(least, min(len(found), len(final)) if same is None else same)
+        pairs = zip(found, final, strict=False)
+        least = min(least, len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))))
         kept.append((at, least))
     yield from reversed(kept)
 
@@ -118,7 +116,7 @@ def of_whisper(given: argparse.Namespace) -> Iterator[Row]:
             score = Score()
             for sound, text in sounds:
                 found = "".join(decode(each.tokens) for each in listener.segments(sound))
-                score.add(Told([(0.0, found)]), text, word_ends(sound, text.split()).tolist())
+                score.add([(0.0, found)], text, word_ends(sound, text.split()).tolist())
             yield score.row("the whole sound", 0)
         for chunk in given.chunks:
             score = Score()
@@ -130,7 +128,7 @@ def of_whisper(given: argparse.Namespace) -> Iterator[Row]:
                 own.end()
                 told.append((len(sound) / RATE, decode([*own.final, *own.caption])))
                 own.let_go()
-                score.add(Told(told), text, word_ends(sound, text.split()).tolist())
+                score.add(told, text, word_ends(sound, text.split()).tolist())
             yield score.row("chunks" if adapter is None else "chunks, trained", chunk * ROW)
 
 
@@ -151,7 +149,7 @@ def of_conformer(given: argparse.Namespace) -> Iterator[Row]:
                 told.append((at, stream.text))
             stream.end()
             told.append((len(sound) / RATE, stream.text))
-            score.add(Told(told), text, word_ends(sound, text.split()).tolist())
+            score.add(told, text, word_ends(sound, text.split()).tolist())
         yield score.row("one model", chunk * seconds)
 
 
@@ -159,6 +157,11 @@ def pieces(sound: LogitArray, size: int) -> Iterator[tuple[float, LogitArray]]:
     """Yield seconds that have come, and what came last."""
     for begin in range(0, len(sound), size):
         yield min(begin + size, len(sound)) / RATE, sound[begin : begin + size]
+
+
+def numbers(text: str) -> list[int]:
+    """Return the numbers of an option."""
+    return [*map(int, text.split(","))]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

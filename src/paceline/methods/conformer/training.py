@@ -87,7 +87,7 @@ class ConformerTask(TrainingTask[ConformerRecipe, ConformerQuality]):
             else:
                 each = torch.randn(size, generator=self.generator) / math.sqrt(size[1])
             drawn[name.replace(".", "/")] = nn.Parameter(each)
-        self.module = nn.ParameterDict(drawn)
+        self.module, self._drawn = nn.ParameterDict(drawn), drawn
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class ConformerTask(TrainingTask[ConformerRecipe, ConformerQuality]):
 
     @property
     def named(self) -> dict[str, Tensor]:
-        return {name.replace("/", "."): each for name, each in self.module.items()}
+        return {name.replace("/", "."): each for name, each in self._drawn.items()}
 
     def optimisers(self) -> list[Rated]:
         return optimisers(self.named, self.recipe.matrix_rate, self.recipe.vector_rate)
