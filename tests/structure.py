@@ -58,8 +58,8 @@ FREE = {"version", "weights", "__main__", "lab"}
 
 BUDGET = {
     "lines": 79_313,
-    "lines of methods": 13_598,
-    "modules": 492,
+    "lines of methods": 14_180,
+    "modules": 498,
     "docstrings": 0.14,
     "loose": 6,
 }
