@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from tests.helpers.tiny_vision import IMAGE, KINDS, pixels_of, seeing
 
 from paceline.core.target import Rows
+from paceline.errors import ModelError
 from paceline.models.pictures import Picture
 from paceline.models.source import DirectorySource
 from paceline.models.towers import Vision
@@ -116,3 +118,17 @@ def test_the_native_tower_has_the_references_bits(model: Seeing) -> None:
         logits_of(native, model.vision, expected_rows),
         logits_of(reference, model.vision, expected_rows),
     )
+
+
+def test_sixteen_patches_may_become_a_row(model: Seeing) -> None:
+    # As of SmolVLM and Gemma 3 at their sizes: each patch of a square is an input of its own.
+    if model.vision.projector != "gemma3":
+        pytest.skip("whose matrix goes by the size of a square")
+    vision = replace(model.vision, side=4)
+    patches = picture().patches(vision)
+    expected_rows = read(ReferenceTower(vision, model.weights).reading(patches))
+    assert len(expected_rows) == 1
+    found = read(CpuTower(vision, model.weights).reading(patches))
+    np.testing.assert_array_equal(found, expected_rows)
+    with pytest.raises(ModelError, match="no squares of 16"):
+        replace(vision, side=16)

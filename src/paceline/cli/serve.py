@@ -193,6 +193,8 @@ def _bytes(asked: Options, source: ModelSource) -> int:
 
     runtime = choose_runtime(asked.device, source) if asked.runtime == "auto" else asked.runtime
     size = file_bytes(source.path)
+    beside = Path(asked.mmproj or "").expanduser()
+    size += beside.stat().st_size if beside.is_file() else 0
     size += full_cache_bytes(source, asked.of_runtime) if runtime == "cpu" else 0
     if asked.draft_model is None:
         return size

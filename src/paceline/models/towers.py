@@ -104,7 +104,7 @@ class Vision:
     together: bool = False
 
     def __post_init__(self) -> None:
-        if self.side < 1 or self.tower.grid % self.side:
+        if self.side not in range(1, 9) or self.tower.grid % self.side:
             raise ModelError(
                 f"{self.tower.grid} patches of a side are no squares of {self.side}: download the "
                 "model again"

@@ -34,6 +34,7 @@ GATES = {"silu": 1, "gelu": 2, "clamped": 3, "relu2": 4}
 PICKED = 4
 
 _KEY = 16
+_MOST_INPUTS = 80  # of a program: squares of 8 patches a side have 64
 
 # Temperature and padding, after the key.
 _SHARPNESS = Struct("<f4x")
@@ -106,7 +107,7 @@ class Program:
         self._counts: dict[str, int] = {}
         self._inputs: dict[str, int] = {}
         self._bound: list[npt.NDArray[np.int32]] = []
-        self._pointers = (ctypes.c_void_p * 16)()
+        self._pointers = (ctypes.c_void_p * _MOST_INPUTS)()
         self._numbers = (ctypes.c_int64 * 16)()
         self._kept: list[Any] = []
         self._views: dict[tuple[int, int, int], LogitArray] = {}
