@@ -1,29 +1,28 @@
 """What a memory of constant size still knows of an hour of sound (Flash-VStream).
 
-    python -m benchmarks.watching.memories --model WHISPER --sounds FOLDER --features FILE.npy \\
-        --record streams-memories
+    python -m benchmarks.watching.memories --sounds FOLDER --record streams-memories
 
-An hour of speech, in which short sounds of other kinds come at random minutes: sirens, bells, rain
-and so on. Frames are two seconds of what the decoder of a Whisper is given, the values of its first
-layer. Another sound of a kind is then heard, and asked when there was one like it: its nearest row
-of a memory, and the frame of the hour nearest to that. Memories of as many rows are the clusters,
-frames drawn with equal chances (a reservoir) and the newest ones.
+An hour of speech, in which sounds of other kinds come at random minutes: sirens, bells, rain and so
+on, short ones or long ones. Frames are two seconds of the log-mels that a Whisper reads. Another
+sound of a kind is then heard, and asked when there was one like it: its nearest row of a memory,
+and the frame of the hour nearest to that. Memories of as many rows are the clusters, frames drawn
+with equal chances (a reservoir) and the newest ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.audio.mel import RATE, WINDOW, log_mel
+from paceline.audio.mel import HOP, RATE, WINDOW, log_mel
 from paceline.audio.read import read_sound
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption, PacelineError
@@ -31,12 +30,11 @@ from paceline.lab.measure import results
 from paceline.lab.measure.machine import dumps
 from paceline.lab.measure.report import aligned
 from paceline.methods.streams.memories import Sizes, StarMemory
-from paceline.registry.loading import load_model, make_engine
-from paceline.registry.options import Options
 
 SECONDS, PATCHES, COARSE = 2, 10, 2
 """Of a frame: how long it is, its rows, and those of a cluster."""
-EVENT = 3  # frames
+EVENTS = (3, 30)  # frames of the other sounds, in an hour each
+ASKED = 3  # frames of a question, of which the middle one counts
 ROWS = 25  # of each memory: the paper's clusters
 Floats = npt.NDArray[np.float64]
 Row = dict[str, Any]
@@ -110,8 +108,10 @@ KINDS: Sequence[Callable[[np.random.Generator, float], Floats]] = (
 )
 
 
-def hour(sounds: Path, minutes: int, seed: int) -> tuple[LogitArray, dict[int, int]]:
+def hour(sounds: Path, minutes: int, seed: int, event: int) -> tuple[LogitArray, dict[int, int]]:
     """Return samples of speech with other sounds in it, and by kind the frame where it begins.
+
+    A sound has `event` frames.
 
     InvalidOption: there are not so many minutes.
     """
@@ -125,11 +125,11 @@ def hour(sounds: Path, minutes: int, seed: int) -> tuple[LogitArray, dict[int, i
         raise InvalidOption(f"{sounds} has {have / RATE / 60:.1f} minutes of WAV: give more")
     sound = np.concatenate(parts)[: minutes * 60 * RATE]
     draws = np.random.default_rng((seed, 0))
-    places = draws.choice(len(sound) // (SECONDS * RATE * EVENT) - 1, len(KINDS), replace=False)
-    begins = {kind: int(at) * EVENT for kind, at in enumerate(places)}
+    places = draws.choice(len(sound) // (SECONDS * RATE * event) - 1, len(KINDS), replace=False)
+    begins = {kind: int(at) * event for kind, at in enumerate(places)}
     for kind, at in begins.items():
         begin = at * SECONDS * RATE
-        sound[begin : begin + EVENT * SECONDS * RATE] = heard(kind, seed, EVENT * SECONDS)
+        sound[begin : begin + event * SECONDS * RATE] = heard(kind, seed, event * SECONDS)
     return sound, begins
 
 
@@ -139,24 +139,12 @@ def heard(kind: int, seed: int, seconds: float) -> LogitArray:
     return (0.3 * KINDS[kind](draws, seconds)).astype(np.float32)
 
 
-def frames_of(model: str, sound: LogitArray, threads: int) -> Iterator[LogitArray]:
-    """Yield frames `[15, PATCHES, width]` of each window of 30 seconds."""
-    loaded = load_model(Options(model=model, threads=threads))
-    target: Any = make_engine(loaded, drafter="none", max_batch=1).decoder.target
-    for begin in range(0, len(sound), WINDOW):
-        window = np.pad(sound[begin : begin + WINDOW], (0, max(0, begin + WINDOW - len(sound))))
-        memory = target.encode(log_mel(window))
-        kept = memory.pool.layer(0)[1][memory.blocks].astype(np.float32)
-        # Values lie token after token, 32 to a block.
-        blocks, heads, numbers = kept.shape
-        rows = kept.reshape(blocks, heads, 32, numbers // 32).transpose(0, 2, 1, 3)
-        rows = rows.reshape(blocks * 32, -1)[: memory.length]
-        target.release(memory)
-        parts = len(window) // (SECONDS * RATE) * PATCHES
-        yield (
-            rows.reshape(parts, -1, rows.shape[1]).mean(axis=1).reshape(-1, PATCHES, rows.shape[1])
-        )
-        print(f"{(begin + WINDOW) / RATE / 60:.1f} minutes", end="\r", file=sys.stderr)
+def frames_of(sound: LogitArray) -> LogitArray:
+    """Return frames `[n, PATCHES, 80]`, means of log-mels; windows of 30 seconds as a Whisper's."""
+    parts = [sound[begin : begin + WINDOW] for begin in range(0, len(sound), WINDOW)]
+    mels = np.concatenate([log_mel(each) for each in parts])
+    rows = mels.reshape(-1, SECONDS * RATE // HOP // PATCHES, mels.shape[1]).mean(axis=1)
+    return rows.reshape(-1, PATCHES, mels.shape[1])
 
 
 def coarse(frames: LogitArray) -> Floats:
@@ -182,54 +170,62 @@ def reservoir(count: int, seed: int) -> list[int]:
     return kept
 
 
-def about(name: str, rows: Floats, points: Floats, asked: Floats, begins: dict[int, int]) -> Row:
+class Questions(NamedTuple):
+    """Frames of an hour and of questions as points, where each kind begins, and how long it is."""
+
+    points: Floats
+    asked: Floats
+    begins: dict[int, int]
+    event: int
+
+
+def about(name: str, rows: Floats, asked: Questions) -> Row:
     """How many questions a memory answers, and how far it is from all that was heard."""
-    found = nearest(rows[nearest(asked, rows)], points)
-    right = [begins[kind] <= at < begins[kind] + EVENT for kind, at in enumerate(found.tolist())]
+    points = asked.points
+    found = nearest(rows[nearest(asked.asked, rows)], points)
+    begins = asked.begins
+    right = [0 <= at - begins[kind] < asked.event for kind, at in enumerate(found.tolist())]
     apart = ((points - rows[nearest(points, rows)]) ** 2).sum(axis=1).mean()
     spread = ((points - points.mean(axis=0)) ** 2).sum(axis=1).mean()
     return {"memory": name, "rows": len(rows), "right": mean(right), "lost": apart / spread}
 
 
 def measure(given: argparse.Namespace) -> list[Row]:
-    """Compare memories over the hour; features are computed once, into `--features`.
-
-    PacelineError: the sounds or the model cannot be read.
-    """
-    sound, begins = hour(given.sounds, given.minutes, given.seed)
-    if not given.features.is_file():
-        parts = [heard(kind, given.seed + 1, EVENT * SECONDS) for kind in range(len(KINDS))]
-        sound = np.concatenate([sound, *parts])
-        np.save(given.features, np.concatenate([*frames_of(given.model, sound, given.threads)]))
-    frames = np.load(given.features)
-    count = given.minutes * 60 // SECONDS
-    points = coarse(frames[:count])
-    # Of each question the middle one of its frames.
-    asked = coarse(frames[count + EVENT // 2 :][: len(KINDS) * EVENT : EVENT])
-    rows = [about("all frames", points, points, asked, begins)]
-    rows.append(about("the newest frames", points[-ROWS:], points, asked, begins))
-    drawn = [points[reservoir(count, seed)] for seed in range(given.seeds)]
-    rows.append(_mean(about("drawn frames", each, points, asked, begins) for each in drawn))
-    found = []
-    for seed in range(given.seeds):
-        memory, spent = StarMemory(Sizes(temporal=ROWS, coarse=COARSE), seed=seed), []
-        sizes = set()
-        for at in range(count):
-            begin = perf_counter()
-            memory.add(frames[at : at + 1])
-            spent.append(perf_counter() - begin)
-            if at >= ROWS:
-                sizes.add(memory.rows().shape)
-        assert len(sizes) == 1, sizes
-        assert memory.weights.sum() == count
-        row = about("clusters", memory.centroids, points, asked, begins)
-        tenth = len(spent) // 10
-        row |= {"first": 1e3 * mean(spent[ROWS : ROWS + tenth]), "last": 1e3 * mean(spent[-tenth:])}
-        row["all rows"] = sizes.pop()[0]
-        found.append(row)
-        print(f"seed {seed}: {row}", file=sys.stderr, flush=True)
-    rows.append(_mean(found))
+    """Compare memories over an hour. PacelineError: the sounds cannot be read, or are too few."""
+    rows = []
+    for event in EVENTS:
+        sound, begins = hour(given.sounds, given.minutes, given.seed, event)
+        parts = [heard(kind, given.seed + 1, ASKED * SECONDS) for kind in range(len(KINDS))]
+        frames = frames_of(np.concatenate([sound, *parts]))
+        count = given.minutes * 60 // SECONDS
+        last = frames[count + ASKED // 2 :][: len(KINDS) * ASKED : ASKED]
+        asked = Questions(coarse(frames[:count]), coarse(last), begins, event)
+        points = asked.points
+        drawn = [points[reservoir(count, seed)] for seed in range(given.seeds)]
+        found = [about("all frames", points, asked)]
+        found.append(about("the newest frames", points[-ROWS:], asked))
+        found.append(_mean(about("drawn frames", each, asked) for each in drawn))
+        found.append(_mean(clusters(frames[:count], asked, seed) for seed in range(given.seeds)))
+        rows += [row | {"seconds": event * SECONDS} for row in found]
     return rows
+
+
+def clusters(frames: LogitArray, asked: Questions, seed: int) -> Row:
+    """Let a memory see the frames one by one."""
+    memory, spent = StarMemory(Sizes(temporal=ROWS, coarse=COARSE), seed=seed), list[float]()
+    sizes = set()
+    for at in range(len(frames)):
+        begin = perf_counter()
+        memory.add(frames[at : at + 1])
+        spent.append(perf_counter() - begin)
+        if at >= ROWS:
+            sizes.add(len(memory.rows()))
+    assert memory.weights.sum() == len(frames)
+    tenth = len(spent) // 10
+    first, last = mean(spent[ROWS : ROWS + tenth]), mean(spent[-tenth:])
+    row = about("clusters", memory.centroids, asked)
+    print(f"seed {seed}: {row}", file=sys.stderr, flush=True)
+    return row | {"first": 1e3 * first, "last": 1e3 * last, "all rows": max(sizes)}
 
 
 def _mean(found: Any) -> Row:
@@ -238,13 +234,19 @@ def _mean(found: Any) -> Row:
     return {"memory": found[0]["memory"]} | {key: mean(row[key] for row in found) for key in keys}
 
 
-COLUMNS = ("memory", "rows", "questions answered, %", "lost of the spread, %")
+COLUMNS = ("sounds of, s", "memory", "rows", "questions answered, %", "lost of the spread, %")
 
 
 def cells(rows: Sequence[Row]) -> list[list[results.Cell]]:
     """Rows of the table."""
     return [
-        [row["memory"], row["rows"], round(100 * row["right"], 1), round(100 * row["lost"], 1)]
+        [
+            row["seconds"],
+            row["memory"],
+            row["rows"],
+            round(100 * row["right"], 1),
+            round(100 * row["lost"], 1),
+        ]
         for row in rows
     ]
 
@@ -252,13 +254,10 @@ def cells(rows: Sequence[Row]) -> list[list[results.Cell]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write --record."""
     parser = argparse.ArgumentParser(prog="memories", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", required=True, help="a Whisper")
     parser.add_argument("--sounds", type=Path, required=True, metavar="FOLDER", help="of speech")
-    parser.add_argument("--features", type=Path, required=True, metavar="FILE.npy")
     parser.add_argument("--minutes", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the hour")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
     parser.add_argument("--json", action="store_true", help="print results as JSON")
     given = parser.parse_args(argv)
@@ -277,23 +276,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             Path("docs/results/data") / f"{given.record}.json",
             f"Flash-VStream: {given.minutes} minutes of sound in a memory of constant size",
             "methods",
-            f"python -m benchmarks.watching.memories --model {Path(given.model).name} --sounds "
-            f"FOLDER --features FILE.npy --minutes {given.minutes}",
+            f"python -m benchmarks.watching.memories --sounds FOLDER --minutes {given.minutes}",
             COLUMNS,
             cells(rows),
             note=(
-                f"{given.minutes * 60 // SECONDS} frames of two seconds of speech by a synthetic "
-                f"voice, with {len(KINDS)} other sounds of {EVENT * SECONDS} seconds at random "
-                f"minutes; means of {given.seeds} seeds. An answer is right if the frame lies in "
-                "the sound that is asked for. Lost is the mean squared distance of a frame from "
-                "its nearest row, of that from the mean. The whole memory has "
-                f"{star['all rows']:.0f} rows all the time, its weights sum to the frames, and a "
-                f"frame takes {star['first']:.1f} ms in the first tenth and {star['last']:.1f} ms "
-                "in the last. The paper: constant memory and time over hours of video."
+                f"{given.minutes * 60 // SECONDS} frames of two seconds, log-mels of speech by a "
+                f"synthetic voice, with {len(KINDS)} other sounds at random minutes; means of "
+                f"{given.seeds} seeds. An answer is right if the frame lies in the sound that is "
+                "asked for. Lost is the mean squared distance of a frame from its nearest row, of "
+                "that from the mean. The whole memory has at most "
+                f"{star['all rows']:.0f} rows, its weights sum to the frames, and a frame takes "
+                f"{star['first']:.1f} ms in the first tenth and {star['last']:.1f} ms in the last. "
+                "The paper: constant memory and time over hours of video."
             ),
             figures={
-                "answered by clusters, %": round(100 * star["right"], 1),
-                "by drawn frames, %": round(100 * rows[2]["right"], 1),
+                "long sounds found by clusters, %": round(100 * star["right"], 1),
+                "by drawn frames, %": round(100 * rows[-2]["right"], 1),
             },
         )
     return 0

@@ -80,8 +80,8 @@ def test_a_model_learns_and_is_told_stories(data: Path, tmp_path: Path) -> None:
     line = ["measure", "--model", model, "--stories", "2", "--rates", "10", "--record", "some"]
     assert thinking.main(line) == 0
     found = recorded(data / "some.json")
-    assert [row[2] for row in found["rows"]] == ["thinks while it reads", "reads first"] * 2
-    assert [row[4] < 50 for row in found["rows"]] == [True, False] * 2
+    assert [row[2] for row in found["rows"]] == [*thinking.WAYS] * 2
+    assert [row[4] < 50 for row in found["rows"]] == [True, True, False] * 2
     assert thinking.main(["measure", "--model", str(tmp_path)]) == 2
 
 
@@ -177,15 +177,15 @@ def features(begins: dict[int, int], count: int) -> np.ndarray:
     return frames.astype(np.float32)
 
 
-def test_memories_answer_what_they_know(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memories_answer_what_they_know(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begins = {kind: 3 * kind for kind in range(len(memories.KINDS))}
     monkeypatch.setattr(memories, "hour", lambda *_: (np.zeros(1), begins))
-    np.save(tmp_path / "f.npy", features(begins, 120))
-    line = ["--model", "w", "--sounds", ".", "--features", str(tmp_path / "f.npy")]
-    assert memories.main([*line, "--minutes", "4", "--seeds", "2", "--record", "some"]) == 0
-    rows = {row[0]: row[1:] for row in recorded(data / "some.json")["rows"]}
+    monkeypatch.setattr(memories, "frames_of", lambda _: features(begins, 120))
+    line = ["--sounds", ".", "--minutes", "4", "--seeds", "2", "--record", "some"]
+    assert memories.main(line) == 0
+    found = recorded(data / "some.json")["rows"]
+    assert [row[0] for row in found] == [6] * 4 + [60] * 4
+    rows = {row[1]: row[2:] for row in found[:4]}
     assert rows["all frames"][1:] == [100, 0]
     assert rows["the newest frames"][1] == 0  # sounds were at the beginning
     assert rows["clusters"][0] <= memories.ROWS
@@ -203,10 +203,11 @@ def test_an_hour_has_its_sounds_where_it_says(
     monkeypatch.setattr(memories, "read_sound", lambda path: np.zeros(61 * RATE, np.float32))
     (tmp_path / "a.wav").touch()
     (tmp_path / "b.wav").touch()
-    sound, begins = memories.hour(tmp_path, 2, 5)
+    sound, begins = memories.hour(tmp_path, 2, 5, 3)
     step = memories.SECONDS * RATE
     loud = {at for at in range(len(sound) // step) if np.abs(sound[at * step :][:step]).max() > 0}
     assert loud == {begin + frame for begin in begins.values() for frame in range(3)}
     assert not np.array_equal(memories.heard(0, 1, 2), memories.heard(0, 2, 2))
+    assert memories.frames_of(sound).shape == (60, memories.PATCHES, 80)
     with pytest.raises(InvalidOption, match=r"has 2\.0 minutes of WAV"):
-        memories.hour(tmp_path, 3, 5)
+        memories.hour(tmp_path, 3, 5, 3)
