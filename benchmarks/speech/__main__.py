@@ -289,11 +289,16 @@ def _same(given: argparse.Namespace) -> int:
     for fault in faults:
         print(fault, file=sys.stderr)
     if given.record is not None:
-        length = "whole" if given.seconds is None else f"of {given.seconds:g} s"
+        length = "whole sounds" if given.seconds is None else f"pieces of {given.seconds:g} s"
         words = f"--sounds sounds --model {Path(given.model).name}"
+        for name in ("seconds", "count", "precision", "nodes"):
+            if (value := getattr(given, name)) is not None:
+                words += f" --{name} {value:g}" if name == "seconds" else f" --{name} {value}"
+        for each in given.drafter or ():
+            words += f" --drafter {each}"
         results.record(
             Path("docs/results/data") / f"{given.record}.json",
-            f"One sound, one text: {Path(given.model).name}, sounds {length}",
+            f"One sound, one text: Whisper {Path(given.model).name}, {length}",
             "speech",
             f"python -m benchmarks.speech same {words}",
             SAME,

@@ -41,8 +41,9 @@ COLUMNS = [
     "time of text, times alone's",
     "whole time, times alone's",
 ]
-FEW = 24
+FEW = 8
 """Sounds that are written down live, and in ways that are wrong."""
+BATCH = 8
 _STEPS = 5  # between two texts that give way to others
 Text = tuple[tuple[int, ...], ...]
 """Tokens of all texts that a sound was written down by, in order."""
@@ -74,23 +75,22 @@ class Written:
 
 
 class EncodedOnce:
-    """The encoder of a target, which keeps the last sound; `seconds` are those that it took."""
+    """The encoder of a target, which keeps the last sounds; `seconds` are those that it took."""
 
     def __init__(self, target: Any) -> None:
-        self._target, self._encode, self._key = target, target.encoding, b""
-        self._memory: Any = None
+        self._target, self._encode = target, target.encoding
+        self._kept: dict[bytes, Any] = {}
         self.seconds = 0.0
         target.encoding = self.encoding
 
     def encoding(self, frames: LogitArray) -> Iterator[Any]:
         begun, key = perf_counter(), frames.tobytes()
-        if key != self._key:
-            *_, made = self._encode(frames)
-            if self._memory is not None:
-                self._target.release(self._memory)
-            self._key, self._memory = key, made
+        if key not in self._kept:
+            *_, self._kept[key] = self._encode(frames)
+            if len(self._kept) > BATCH:
+                self._target.release(self._kept.pop(next(iter(self._kept))))
         self.seconds += perf_counter() - begun
-        yield self._target.fork(self._memory)
+        yield self._target.fork(self._kept[key])
 
 
 def clips(sounds: Sequence[Path], seconds: float | None) -> Iterator[LogitArray]:
@@ -111,13 +111,12 @@ def together(
     running: dict[int, tuple[int, Transcription]] = {}
     waiting, most = enumerate(sounds), engine.scheduler.limits.running
 
-    def ask(index: int, transcript: Transcription) -> bool:
+    def ask(index: int, transcript: Transcription) -> None:
         prepared = transcript.next()
         if prepared is None:
             transcript.let_go()
-            return False
-        running[engine.add(prepared)] = index, transcript
-        return True
+        else:
+            running[engine.add(prepared)] = index, transcript
 
     def more() -> None:
         for index, sound in islice(waiting, most - len(running)):
@@ -179,47 +178,50 @@ def ways(drafters: Sequence[str], temperature: float) -> list[Way]:
         *([Way("another seed", alone, seed=1, differs=True)] if temperature else []),
         Way("live, no drafts", alone, live=True, drafts=False),
         Way("live, drafts of the last captions", alone, live=True),
-        Way("a batch of 8", alone | {"max_batch": 8}),
-        Way("a batch of 8, texts give way", alone | {"max_batch": 8}, yields=True),
+        Way(f"a batch of {BATCH}", alone | {"max_batch": BATCH}),
+        Way(f"a batch of {BATCH}, texts give way", alone | {"max_batch": BATCH}, yields=True),
     ]
 
 
 def same(
     asked: Options, sounds: Sequence[LogitArray], named: Sequence[Way], temperature: float
 ) -> tuple[dict[str, Written], float]:
-    """Write all sounds down in all ways; those of one sound at a time take turns.
+    """Write all sounds down in all ways, by turns.
 
     Returns what they wrote, and the seconds of the encoder for all sounds.
     """
     found, spent = {way.name: Written() for way in named}, 0.0
     loaded = load_model(asked)
     once = EncodedOnce(loaded.target)
-    turns = [each for each in named if each.options["max_batch"] == 1]
-    engines = {way.name: make_engine(loaded, asked, **way.options) for way in turns}
-    for index, sound in enumerate(sounds):
+    engines = {way.name: make_engine(loaded, asked, **way.options) for way in named}
+
+    def write(way: Way, group: Sequence[LogitArray]) -> None:
+        nonlocal spent
+        engine, whole = engines[way.name], found[way.name]
+        listening = Listening(language="en", temperature=temperature, seed=way.seed)
         once.seconds = 0.0
-        for way in turns[index % len(turns) :] + turns[: index % len(turns)]:
-            if index >= FEW and (way.differs or way.live):
-                continue
-            listening = Listening(language="en", temperature=temperature, seed=way.seed)
-            if way.live:
-                part = lively(engines[way.name], sound, listening, way.drafts)
-            else:
-                before = once.seconds
-                part = together(engines[way.name], [sound], listening)
-                part.seconds -= once.seconds - before
-                spent += once.seconds - before
-            whole = found[way.name]
-            whole.texts += part.texts
-            whole.stats.add(part.stats)
-            whole.seconds += part.seconds
-        print(f"{index + 1} of {len(sounds)}", end="\r", file=sys.stderr)
+        if way.live:
+            part = lively(engine, group[0], listening, way.drafts)
+        else:
+            part = together(engine, group, listening, way.yields)
+            spent += once.seconds
+        whole.texts += part.texts
+        whole.stats.add(part.stats)
+        whole.seconds += part.seconds - once.seconds
+        whole.preempted = part.preempted
+
+    turns = [each for each in named if each.options["max_batch"] == 1]
+    for first in range(0, len(sounds), BATCH):
+        group = sounds[first : first + BATCH]
+        for index, sound in enumerate(group, first):
+            for way in turns[index % len(turns) :] + turns[: index % len(turns)]:
+                if index < FEW or not (way.differs or way.live):
+                    write(way, [sound])
+        for way in named:
+            if way not in turns:
+                write(way, group)
+        print(f"{first + len(group)} of {len(sounds)}", end="\r", file=sys.stderr)
     print(file=sys.stderr)
-    for way in named:
-        if way not in turns:
-            listening = Listening(language="en", temperature=temperature)
-            engine = make_engine(loaded, asked, **way.options)
-            found[way.name] = together(engine, sounds, listening, way.yields)
     return found, spent
 
 
