@@ -18,14 +18,16 @@ _PACKAGE = Path(__file__).parents[2]
 _ROOTS = (_PACKAGE.parent, _PACKAGE.parents[1])
 """Where dotted names are looked up: the package, and benchmarks beside it."""
 
+_METHODS = "paceline.methods."
+
 Methods = Iterable[tuple[table.Kind, str]]
 
 
 def code(methods: Methods, names: Iterable[str], *texts: str) -> str:
     """Return the digest of methods' modules, of further modules or folders, and of texts.
 
-    Of a method counts what its module imports of its own house (`paceline.methods`,
-    `paceline.drafters`, ..), too. Comments, docstrings and layout do not count.
+    Of a method counts its module and what this imports of `paceline.methods`, not the engine below,
+    whose texts are held by tests. Comments, docstrings and layout do not count.
     """
     files = {path for name in names for path in _files(name)}
     for each in methods:
@@ -67,18 +69,17 @@ def _files(name: str) -> list[Path]:
 
 @cache
 def _with_imports(module: str) -> frozenset[Path]:
-    house = ".".join(module.split(".")[:2]) + "."
     found: dict[str, Path] = {}
     left = [module]
     while left:
         name = left.pop()
         path = _ROOTS[0].joinpath(*name.split(".")).with_suffix(".py")
-        if name in found or not name.startswith(house) or not path.exists():
+        if name in found or not path.exists():
             continue
         found[name] = path
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                left += [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(_METHODS):
+                left += [str(node.module), *(f"{node.module}.{each.name}" for each in node.names)]
     return frozenset(found.values())
 
 
