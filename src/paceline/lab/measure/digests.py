@@ -18,7 +18,7 @@ _PACKAGE = Path(__file__).parents[2]
 _ROOTS = (_PACKAGE.parent, _PACKAGE.parents[1])
 """Where dotted names are looked up: the package, and benchmarks beside it."""
 
-_METHODS = "paceline.methods."
+_METHODS = "paceline.methods"
 
 Methods = Iterable[tuple[table.Kind, str]]
 
@@ -78,7 +78,7 @@ def _with_imports(module: str) -> frozenset[Path]:
             continue
         found[name] = path
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(_METHODS):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_METHODS):
                 left += [str(node.module), *(f"{node.module}.{each.name}" for each in node.names)]
     return frozenset(found.values())
 
