@@ -120,7 +120,7 @@ def of_whisper(given: argparse.Namespace) -> Iterator[Row]:
             yield score.row("the whole sound", 0)
         for chunk in given.chunks:
             score = Score()
-            for sound, text in sounds:
+            for sound, text in sounds if adapter else sounds[: given.untrained]:
                 own, told = CausalCaptions(listener, chunk, given.look_back), []
                 for at, piece in pieces(sound, round(chunk * ROW * RATE)):
                     if own.push(piece):
@@ -175,6 +175,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             made.add_argument("--model", required=True)
             made.add_argument("--adapter", required=True)
             made.add_argument("--look-back", type=int, help="tokens that may change; default all")
+            made.add_argument(
+                "--untrained", type=int, default=4, help="sounds without it: it rambles"
+            )
         else:
             made.add_argument("--weights", type=Path, required=True)
         made.add_argument(
