@@ -8,7 +8,6 @@ from typing import Any
 
 from paceline.errors import ModelError, PromptError
 from paceline.models.pictures import Picture
-from paceline.models.template import OWN, traced
 from paceline.models.towers import Projector, Vision
 
 BLIND = "is a picture, and this model reads none: load it with its mmproj file (--mmproj FILE)"
@@ -64,6 +63,8 @@ class PictureWords:
 
         One that knows of none sees what it would write itself.
         """
+        from paceline.models.template import OWN, traced  # it brings jinja2
+
         part: dict[str, Any] = {"type": "image"}
         if "image" not in template:
             part = {"type": "text", "text": traced(self.place, OWN)}
