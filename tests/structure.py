@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 79_318,
+    "lines": 79_347,
     "lines of methods": 14_180,
     "modules": 498,
     "docstrings": 0.14,

@@ -17,7 +17,7 @@ from paceline.core.tree import chain
 from paceline.errors import InvalidOption, ModelError
 from paceline.models.ct2 import CT2File
 from paceline.models.families import hf_config
-from paceline.models.source import DirectorySource
+from paceline.models.source import DirectorySource, SpeechSource
 from paceline.models.weights import FileWeights
 from paceline.runtimes.reference.arithmetic import layer_normed
 from paceline.runtimes.reference.ops import ReferenceOps
@@ -222,7 +222,7 @@ def ct2_bytes(
 ) -> bytes:
     out = [struct.pack("<I", 6), text(spec or "WhisperSpec")]
     out.append(struct.pack("<II", 3, len(variables) + len(scalars)))
-    kinds = {np.dtype(np.float32): 0, np.dtype(np.int8): 1, np.dtype(np.float16): 4}
+    kinds = {np.dtype(np.float32): 0, np.dtype(np.int8): 1, np.dtype(np.int16): 2}
     for name, values in variables.items():
         sizes = struct.pack(f"<B{values.ndim}I", values.ndim, *values.shape)
         kind = struct.pack("<BI", kinds[values.dtype], values.nbytes)
@@ -246,18 +246,52 @@ def test_a_file_of_ctranslate2_is_the_checkpoint(
     assert np.array_equal(logits(own, sound()), logits(target, sound()))
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.int16])
+def test_codes_of_ctranslate2_are_numbers_by_their_scales(
+    kind: Any, theirs: WhisperForConditionalGeneration, tmp_path: Path
+) -> None:
+    variables = ct2_variables(theirs)
+    plain, coded = dict(variables), dict(variables)
+    for name, values in variables.items():
+        if name.endswith("weight") and values.ndim > 1:  # of convolutions, too
+            rows = np.abs(values).reshape(len(values), -1).max(axis=1)
+            whole = np.float32(2**10) / rows.max()
+            rows[rows == 0] = 127  # such as the row of what pads
+            scales = np.asarray(np.float32(127) / rows if kind is np.int8 else whole, np.float32)
+            wide = scales.reshape(-1, *[1] * (values.ndim - 1))
+            coded[name] = np.rint(values * wide).astype(kind)
+            coded[f"{name}_scale"] = scales
+            plain[name] = coded[name].astype(np.float32) / wide
+    said = []
+    for number, each in enumerate((plain, coded, variables)):
+        (tmp_path / str(number)).mkdir()
+        path = tmp_path / str(number) / "model.bin"
+        path.write_bytes(ct2_bytes(each))
+        source = SpeechSource(path.parent)
+        assert source.precision == ("int8" if each is coded else "file")
+        said.append(logits(ReferenceTarget(source.config, source.weights(), "fp32"), sound()))
+        name = "model.encoder.layers.1.self_attn.v_proj.weight"
+        assert np.array_equal(CT2File(path).read(name, slice(3, 9)), CT2File(path).read(name)[3:9])
+    assert np.array_equal(said[0], said[1])
+    assert not np.array_equal(said[1], said[2])
+    assert np.abs(said[1] - said[2]).max() < 0.1 * np.abs(said[2]).max()
+
+
 def test_a_damaged_file_of_ctranslate2_is_refused(
     theirs: WhisperForConditionalGeneration, tmp_path: Path
 ) -> None:
     variables, path = ct2_variables(theirs), tmp_path / "model.bin"
     good = ct2_bytes(variables)
     coded = variables | {"decoder/embeddings/weight": np.zeros((64, 64), np.int8)}
+    scales = "decoder/embeddings/weight_scale"
     lacks = {name: values for name, values in variables.items() if "conv1/weight" not in name}
     cases: dict[str, bytes] = {
         "cut short": good[:-3],
         "damaged at its end": good + b"more",
         "no Whisper of CTranslate2": ct2_bytes(variables, spec="TransformerSpec"),
-        "whole numbers": ct2_bytes(coded),
+        f"damaged at {scales}": ct2_bytes(coded),
+        f"damaged at {scales}:": ct2_bytes(coded | {scales: np.zeros(64, np.float32)}),
+        f"at {scales}": ct2_bytes(coded | {scales: np.ones(63, np.float32)}),
         "damaged at encoder/conv1/weight": ct2_bytes(lacks),
         "damaged at decoder/activation": ct2_bytes(
             variables, SCALARS | {"decoder/activation": (1, 0)}

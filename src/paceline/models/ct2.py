@@ -1,7 +1,8 @@
 """Whisper files of CTranslate2 (`model.bin`), as tensors under the names of checkpoints.
 
 Little-endian: version, name of the specification, revision, number of variables; of each its name,
-rank, sizes, type, bytes and numbers. Behind them come pairs of names of the same numbers.
+rank, sizes, type, bytes and numbers. Behind them come pairs of names of the same numbers. A matrix
+of codes has scales, of its rows or of all of it; a code divided by its scale is a number.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.types import LogitArray
+from paceline.core.types import IntArray, LogitArray
 from paceline.errors import ModelError
+from paceline.models.quantised import Made
 from paceline.models.safetensors import to_float32
 
 _VERSION, _SPEC = 6, "WhisperSpec"
-# By their numbers; those of None are codes that need a scale.
+# By their numbers; those of None are whole, and codes that need a scale.
 _TYPES = ("F32", None, None, None, "F16", "BF16")
-_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_CODES = {1: "<i1", 2: "<i2"}
 _SCALARS = (4, 1, 2, 4, 2, 2)  # bytes of each type
+_STEP = 4096  # rows of floats that are made at once
 
 # Parts of a layer: the variable, which of its parts one above another, and of how many.
 _LOOK, _SELF = "attention", "self_attention"
@@ -75,6 +78,7 @@ class CT2File:
 
     Attributes:
         config: of the model, in the words of a Whisper's `config.json`.
+        coded: whether matrices are codes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -86,13 +90,12 @@ class CT2File:
             raise ModelError(f"cannot read {path} ({error}): download it again") from error
         self._at = 0
         self._places = self._variables()
-        coded = [name for name, place in self._places.items() if place.kind in (1, 2)]
-        matrix = next((name for name in coded if len(self._places[name].shape) > 1), None)
-        if matrix is not None:
-            raise ModelError(
-                f"{path} holds {matrix} as whole numbers: convert the model with "
-                "`--quantization float16`; it runs at `--precision int8` all the same"
-            )
+        self._scales = {
+            place: self._scales_of(name, place)
+            for name, place in self._places.items()
+            if place.shape and _TYPES[place.kind] is None
+        }
+        self.coded = bool(self._scales)
         self.config = self._config()
 
     def __contains__(self, name: object) -> bool:
@@ -109,12 +112,36 @@ class CT2File:
         shape = self.shape(name)
         return values.reshape(shape if rows == slice(None) else (-1, shape[-1]))
 
-    def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
+    def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8] | Made]:
         place, rows = self._known(name)
-        kind = _TYPES[place.kind]
-        assert kind is not None
-        raw = self._raw[place.begin : place.begin + place.size].reshape(place.shape[0], -1)
-        return kind, raw[rows]
+        kind, raw = _TYPES[place.kind], self._numbers_of(place)
+        if kind is not None:
+            return kind, raw[rows]
+        codes, scales = raw.view(_CODES[place.kind]), self._scales[place]
+
+        def floats(wanted: IntArray) -> npt.NDArray[np.uint8]:
+            found = codes[wanted].astype(np.float32) / scales[wanted, None]
+            return found.view(np.uint8)
+
+        return "F32", Made(floats, range(rows.start, rows.stop), _STEP)
+
+    def _numbers_of(self, place: _Variable) -> npt.NDArray[np.uint8]:
+        # Bytes of each row.
+        return self._raw[place.begin : place.begin + place.size].reshape(place.shape[0], -1)
+
+    def _scales_of(self, name: str, place: _Variable) -> LogitArray:
+        scale = self._places.get(f"{name}_scale")
+        if (
+            place.kind not in _CODES
+            or scale is None
+            or _TYPES[scale.kind] != "F32"
+            or math.prod(scale.shape) not in (1, place.shape[0])
+        ):
+            raise self._damaged(f"{name}_scale")
+        found = self._raw[scale.begin : scale.begin + scale.size].view("<f4")
+        if not (np.isfinite(found) & (found > 0)).all():
+            raise self._damaged(f"{name}_scale")
+        return np.broadcast_to(found, place.shape[:1])
 
     def _known(self, name: str) -> tuple[_Variable, slice]:
         found = self._find(name)

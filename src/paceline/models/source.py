@@ -272,7 +272,9 @@ class SpeechSource:
         self.config = hf_config(self._file.config)
         self.denoiser = False
         self.sampling: dict[str, float] = {}
-        self.precision = "file"
+        # Codes with scales of whole rows are no type: as they are, they run as floats.
+        coded = isinstance(self._file, CT2File) and self._file.coded
+        self.precision = "int8" if coded else "file"
 
     @cached_property
     def fingerprint(self) -> str:
