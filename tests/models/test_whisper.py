@@ -222,7 +222,7 @@ def ct2_bytes(
 ) -> bytes:
     out = [struct.pack("<I", 6), text(spec or "WhisperSpec")]
     out.append(struct.pack("<II", 3, len(variables) + len(scalars)))
-    kinds = {np.dtype(np.float32): 0, np.dtype(np.int8): 1, np.dtype(np.int16): 2}
+    kinds = {np.dtype(each): i for i, each in enumerate(["f4", "i1", "i2", "i4", "f2"])}
     for name, values in variables.items():
         sizes = struct.pack(f"<B{values.ndim}I", values.ndim, *values.shape)
         kind = struct.pack("<BI", kinds[values.dtype], values.nbytes)

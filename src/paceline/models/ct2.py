@@ -19,7 +19,7 @@ import numpy.typing as npt
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import ModelError
 from paceline.models.quantised import Made
-from paceline.models.safetensors import to_float32
+from paceline.models.speech_file import SpeechFile
 
 _VERSION, _SPEC = 6, "WhisperSpec"
 # By their numbers; those of None are whole, and codes that need a scale.
@@ -73,22 +73,12 @@ class _Variable(NamedTuple):
     size: int
 
 
-class CT2File:
-    """Tensors of a `model.bin` by the names of a Hugging Face checkpoint of Whisper.
-
-    Attributes:
-        config: of the model, in the words of a Whisper's `config.json`.
-        coded: whether matrices are codes.
-    """
+class CT2File(SpeechFile):
+    """A `model.bin`; `coded` tells whether its matrices are codes."""
 
     def __init__(self, path: Path) -> None:
         """Read the places of all variables; ModelError if the file is no whole Whisper."""
-        self.path = path
-        try:
-            self._raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
-        except (OSError, ValueError) as error:
-            raise ModelError(f"cannot read {path} ({error}): download it again") from error
-        self._at = 0
+        super().__init__(path)
         self._places = self._variables()
         self._scales = {
             place: self._scales_of(name, place)
@@ -104,13 +94,6 @@ class CT2File:
     def shape(self, name: str) -> tuple[int, ...]:
         place, rows = self._known(name)
         return (rows.stop - rows.start, *place.shape[1:])
-
-    def read(self, name: str, rows: slice = slice(None)) -> LogitArray:
-        """Return a tensor; some `rows` alone are a matrix."""
-        kind, blocks = self.stored(name)
-        values = to_float32(np.ascontiguousarray(blocks[rows]).reshape(-1), kind)
-        shape = self.shape(name)
-        return values.reshape(shape if rows == slice(None) else (-1, shape[-1]))
 
     def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8] | Made]:
         place, rows = self._known(name)
@@ -146,7 +129,7 @@ class CT2File:
     def _known(self, name: str) -> tuple[_Variable, slice]:
         found = self._find(name)
         if found is None:
-            raise ModelError(f"{self.path} has no tensor {name}: download the model again")
+            raise self._lacks(name)
         return found
 
     def _find(self, name: str) -> tuple[_Variable, slice] | None:
@@ -187,7 +170,7 @@ class CT2File:
             if kind >= len(_TYPES) or math.prod(shape) * _SCALARS[kind] != size or name in places:
                 raise self._damaged(name)
             places[name] = _Variable(kind, shape, self._at, size)
-            self._skip(size)
+            self._take(size)
         for _ in range(self._number(4)):  # such as the head's, which is tied
             self._text(), self._text()
         if self._at != len(self._raw):
@@ -228,23 +211,10 @@ class CT2File:
         return int.from_bytes(self._raw[place.begin : place.begin + place.size].tobytes(), "little")
 
     def _number(self, size: int) -> int:
-        begin = self._at
-        self._skip(size)
-        return int.from_bytes(self._raw[begin : self._at].tobytes(), "little")
+        return int.from_bytes(self._take(size).tobytes(), "little")
 
     def _text(self) -> str:
-        size = self._number(2)
-        begin = self._at
-        self._skip(size)
-        text = self._raw[begin : self._at].tobytes()
+        text = self._take(self._number(2)).tobytes()
         if not text.endswith(b"\0") or not text.isascii():
             raise self._damaged("a name")
         return text[:-1].decode()
-
-    def _skip(self, size: int) -> None:
-        self._at += size
-        if self._at > len(self._raw):
-            raise ModelError(f"{self.path} is cut short: download it again")
-
-    def _damaged(self, at: str) -> ModelError:
-        return ModelError(f"{self.path} is damaged at {at[:60]}: download it again")

@@ -10,14 +10,13 @@ import math
 import re
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.types import LogitArray
 from paceline.errors import ModelError
-from paceline.models.gguf import dequantize
+from paceline.models.speech_file import SpeechFile
 from paceline.native.blocks import KINDS, PLAIN, TYPES
 
 _MAGIC = b"lmgg"
@@ -79,23 +78,18 @@ class _TensorPlace(NamedTuple):
     size: int
 
 
-class GGMLFile:
-    """Tensors of a file by the names of a Hugging Face checkpoint of Whisper.
+class GGMLFile(SpeechFile):
+    """A file of whisper.cpp.
 
     Attributes:
-        config: of the model, in the words of a Whisper's `config.json`.
         words: bytes of the first ids.
         marks: special tokens, of the ids behind.
     """
 
     def __init__(self, path: Path) -> None:
         """Read the places of all tensors; ModelError if the file is no whole Whisper."""
-        self.path = path
-        try:
-            self._raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
-        except (OSError, ValueError) as error:
-            raise ModelError(f"cannot read {path} ({error}): download it again") from error
-        self._at = 4
+        super().__init__(path)
+        self._take(len(_MAGIC))
         names = _SIZES.split()
         sizes = dict(zip(names, self._numbers(len(names)), strict=True))
         mels, bins = self._numbers(2)
@@ -119,13 +113,6 @@ class GGMLFile:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._known(name).shape
 
-    def read(self, name: str, rows: slice = slice(None)) -> LogitArray:
-        """Return a tensor; some `rows` alone are a matrix."""
-        kind, blocks = self.stored(name)
-        values = dequantize(kind, np.ascontiguousarray(blocks[rows]))
-        shape = self.shape(name)
-        return values.reshape(shape if rows == slice(None) else (-1, shape[-1]))
-
     def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
         place = self._known(name)
         raw = self._raw[place.begin : place.begin + place.size]
@@ -134,7 +121,7 @@ class GGMLFile:
     def _known(self, name: str) -> _TensorPlace:
         place = self._places.get(_theirs(name))
         if place is None:
-            raise ModelError(f"{self.path} has no tensor {name}: download the model again")
+            raise self._lacks(name)
         return place
 
     def _tensor(self) -> None:
@@ -160,7 +147,7 @@ class GGMLFile:
         table = self._known("model.decoder.embed_tokens.weight").shape
         if table != (sizes["vocab_size"], sizes["d_model"]):
             raise self._damaged("its sizes")
-        self.config: dict[str, Any] = {"model_type": "whisper", **sizes}
+        self.config = {"model_type": "whisper", **sizes}
         self.config |= {f"{side}_ffn_dim": self.shape(name)[0] for side, name in parts.items()}
 
     def _set_words(self, words: list[bytes]) -> None:
@@ -176,16 +163,6 @@ class GGMLFile:
 
     def _numbers(self, count: int) -> tuple[int, ...]:
         return struct.unpack(f"<{count}i", self._take(4 * count).tobytes())
-
-    def _take(self, size: int) -> npt.NDArray[np.uint8]:
-        begin = self._at
-        self._at += size
-        if size < 0 or self._at > len(self._raw):
-            raise ModelError(f"{self.path} is cut short: download it again")
-        return self._raw[begin : self._at]
-
-    def _damaged(self, at: str) -> ModelError:
-        return ModelError(f"{self.path} is damaged at {at[:60]}: download it again")
 
 
 def _theirs(name: str) -> str:
