@@ -57,9 +57,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 79_347,
+    "lines": 79_357,
     "lines of methods": 14_180,
-    "modules": 498,
+    "modules": 499,
     "docstrings": 0.14,
     "loose": 6,
 }
