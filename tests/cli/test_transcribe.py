@@ -9,6 +9,7 @@ import time
 import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -267,9 +268,18 @@ def headed(content: bytes, rate: int = RATE) -> bytes:
     return file.getvalue()
 
 
+class AtOnce:
+    """A thread that is over when it has begun."""
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], daemon: bool) -> None:
+        self.start = lambda: target(*args)
+
+
 def lived(command: list[str], monkeypatch: pytest.MonkeyPatch, content: bytes, *more: str) -> int:
-    """The exit code of live captions of some bytes."""
+    """The exit code of live captions of some bytes, all of which are there before the first."""
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    if content:  # captions are a function of what has come when they begin
+        monkeypatch.setattr(live_captions, "threading", SimpleNamespace(Thread=AtOnce))
     return run([*command[:-2], "-", "--live", "--no-silence", *more])
 
 
