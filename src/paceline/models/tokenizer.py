@@ -423,7 +423,7 @@ def _around(metadata: Mapping[str, Any], name: str) -> list[int]:
 
 
 def _end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    tokens, kinds = metadata["tokenizer.ggml.tokens"], _kinds(metadata)
+    tokens, kinds = [*metadata["tokenizer.ggml.tokens"]], _kinds(metadata)
     named = [_special_id(metadata, name) for name in ("eos", "eot", "eom")]
     known = _ends(tokens)
     if "<|call|>" in known:

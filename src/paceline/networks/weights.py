@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -160,14 +161,25 @@ def _unpacked(array: np.ndarray, kind: str) -> np.ndarray:
     return dequantize(kind, array)
 
 
-class _Floats(Mapping[str, LogitArray]):
-    # Of parameters in blocks, made whenever they are asked for: a runtime packs them once.
+class Floats(Mapping[str, LogitArray]):
+    """Parameters of a file that has them in blocks, made whenever they are asked for.
+
+    A runtime packs them once, and floats are several times the file.
+    """
 
     def __init__(self, stored: Mapping[str, np.ndarray], kind: str) -> None:
         self._stored, self._kind = stored, kind
 
     def __getitem__(self, name: str) -> LogitArray:
         return _unpacked(self._stored[name], self._kind).astype(np.float32, copy=False)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stored
+
+    def blocks(self, name: str, kind: str) -> npt.NDArray[np.uint8] | None:
+        """Return a matrix as blocks of a kind, if the file has it so; its floats give the same."""
+        array = self._stored[name]
+        return array if kind == self._kind and array.dtype == np.uint8 else None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
@@ -189,7 +201,7 @@ def load_network(path: Path) -> Trained:
         ) from error
     ids = tensors.pop(_IDS, None)
     kind = metadata.get("stored", "F16")
-    floats = _Floats(tensors, kind)
+    floats = Floats(tensors, kind)
     factors = {name: floats[name] for name in SCREEN if name in tensors}
     for name in factors:
         del tensors[name]

@@ -17,7 +17,7 @@ from paceline.native.blocks import GROUP, KINDS, PLAIN, width_of
 from paceline.native.library import CMatrix
 from paceline.native.packed import LANES, Packed
 from paceline.networks.head_preview import SCREEN, Clusters
-from paceline.networks.weights import Trained
+from paceline.networks.weights import Floats, Trained
 
 # Block format of each precision; "file" keeps what the file has.
 PRECISIONS = {"file": None, "int8": "Q8_0", "int4": "Q4_1", "fp32": "F32"}
@@ -260,9 +260,13 @@ class NetworkFormats:
         """Return the format of a matrix, and its rows as blocks of it."""
         if not self._own(part):
             return self._target.blocks(part, self._trained.draft_ids if part == "head" else None)
-        matrix = np.ascontiguousarray(self._matrix(part), dtype=np.float32)
-        kind = self._kind(part)
-        return kind, quantize(kind, matrix)
+        kind, parameters = self._kind(part), self._trained.parameters
+        if part not in SCREEN and isinstance(parameters, Floats):
+            name, _, half = part.partition("/")
+            whole = parameters.blocks(name, kind)
+            if whole is not None:
+                return kind, np.split(whole, 2)[half == "up"] if half else whole
+        return kind, quantize(kind, np.ascontiguousarray(self._matrix(part), dtype=np.float32))
 
     def _own(self, part: str) -> bool:
         return part in SCREEN or part.partition("/")[0] in self._trained.parameters
@@ -324,7 +328,10 @@ class NetworkMatrices(NetworkFormats):
             if part == "head":
                 return self._lent.rows(part, self._trained.draft_ids)
             return self._lent(part)
-        inputs = self._matrix(part).shape[1]
+        if isinstance(self._trained.parameters, Floats) and part not in SCREEN:
+            inputs = self._trained.network.shapes()[part.partition("/")[0]][1]
+        else:
+            inputs = self._matrix(part).shape[1]
         if inputs % GROUP:
             raise InvalidOption(
                 f"a matrix of network '{self._trained.network.name}' has {inputs} columns, no "
