@@ -24,6 +24,7 @@ from paceline.core.types import LogitArray
 from paceline.errors import PacelineError
 from paceline.lab.measure import results
 from paceline.lab.measure.report import aligned
+from paceline.listening.agreement import edits_to
 from paceline.methods.careless.spoken import with_texts, word_ends
 
 NOTE = (
@@ -58,7 +59,7 @@ class Score:
         ]
         names, final = [word for word, _ in right], words_of(told[-1][1])
         self.words += len(names)
-        self.wrong += edits(names, final)
+        self.wrong += edits_to(names, final)[-1]
         since = [0.0] * len(final)
         for place in range(len(final)):
             since[place] = next(at for at, each in stays(told, final) if each > place)
@@ -88,17 +89,6 @@ def stays(told: Told, final: Sequence[str]) -> Iterator[tuple[float, int]]:
         least = min(least, len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))))
         kept.append((at, least))
     yield from reversed(kept)
-
-
-def edits(right: Sequence[str], said: Sequence[str]) -> int:
-    """Return the least number of words to add, drop or change."""
-    row = list(range(len(right) + 1))
-    for at, word in enumerate(said, 1):
-        left, row[0] = row[0], at
-        for place, other in enumerate(right, 1):
-            best = min(left + (word != other), row[place] + 1, row[place - 1] + 1)
-            left, row[place] = row[place], best
-    return row[-1]
 
 
 def of_whisper(given: argparse.Namespace) -> Iterator[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.causal import Score, edits, numbers, pieces, stays, words_of
+from benchmarks.causal import Score, numbers, pieces, stays, words_of
 from tests.listening.test_windows import noise
 
 TOLD = [(1.0, "I saw"), (2.0, "I sow a"), (3.0, "I saw a cat"), (4.0, "I saw a cat.")]
@@ -27,11 +27,6 @@ def test_a_score_counts_words_and_delays() -> None:
     assert score.row("x", 0.3) == ["x", 300, 25.0, 4, 1.0, 0.5]
     assert score.row("x", 0)[1] is None
     assert Score().row("x", 0.3)[2:] == [0.0, 0, None, None]
-
-
-def test_edits_are_of_words() -> None:
-    assert edits(["a", "b", "c"], ["a", "c", "d"]) == 2
-    assert edits([], ["a"]) == edits(["a"], []) == 1
 
 
 def test_pieces_come_one_after_another() -> None:

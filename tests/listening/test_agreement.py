@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.listening.agreement import Agreement, words_of
+from paceline.listening.agreement import Agreement, edits_to, words_of
 
 CAPTIONS = st.lists(st.lists(st.sampled_from(["a", "b", "C", "d,", "e"]), max_size=8), max_size=12)
 
@@ -66,3 +66,11 @@ def test_a_caption_that_only_grows_is_final_but_for_its_end(words: list[str]) ->
         final += agreement.add(words[:count])
     assert final == words[:-1]
     assert final + agreement.settle(len(words)) == words
+
+
+def test_edits_are_counted_to_each_begin() -> None:
+    assert edits_to("kitten", "sitting")[-1] == 3
+    assert edits_to("", "abc") == [0, 1, 2, 3]
+    assert edits_to("abc", "")[-1] == 3
+    assert edits_to("abc", "abc") == [3, 2, 1, 0]
+    assert edits_to(["a", "b", "c"], ["a", "c", "d"])[-1] == 2

@@ -57,13 +57,22 @@ def _key(word: str) -> str:
     return "".join(filter(str.isalnum, word.casefold()))
 
 
+def edits_to(said: Sequence[str], right: Sequence[str]) -> list[int]:
+    """Return the least number of edits from `said` to each begin of `right`, the empty one first.
+
+    An edit adds, drops or changes a word, or a letter where the two are strings.
+    """
+    row = list(range(len(right) + 1))
+    for at, word in enumerate(said, 1):
+        left, row[0] = row[0], at
+        for place, other in enumerate(right, 1):
+            best = min(left + (word != other), row[place] + 1, row[place - 1] + 1)
+            left, row[place] = row[place], best
+    return row
+
+
 def _aligned(final: Sequence[str], words: Sequence[str]) -> int:
     # The number of words that are as near as can be to the final ones, by edits; of equals that
     # nearest to theirs.
-    row = list(range(len(words) + 1))
-    for at, word in enumerate(final, 1):
-        left, row[0] = row[0], at
-        for place, other in enumerate(words, 1):
-            best = min(left + (word != other), row[place] + 1, row[place - 1] + 1)
-            left, row[place] = row[place], best
+    row = edits_to(final, words)
     return min(range(len(row)), key=lambda place: (row[place], abs(place - len(final))))

@@ -28,7 +28,6 @@ from paceline.methods.conformer import training  # noqa: E402
 from paceline.methods.conformer.training import (  # noqa: E402
     ConformerTask,
     SpokenLetters,
-    distance,
     publish,
     read_letters,
 )
@@ -91,12 +90,6 @@ def test_a_run_learns_and_goes_on_to_the_same_numbers(folder: Path, tmp_path: Pa
     shape, numbers = load_conformer(tmp_path / "weights")
     assert shape == SHAPE
     assert np.array_equal(numbers["head"], second.task.numbers()["head"])
-
-
-def test_edits_are_counted() -> None:
-    assert distance("kitten", "sitting") == 3
-    assert distance("", "abc") == distance("abc", "") == 3
-    assert distance("abc", "abc") == 0
 
 
 def test_the_command_trains(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from paceline.core.types import LogitArray
 from paceline.lab.training.data import Text
 from paceline.lab.training.optimisers import Rated, optimisers
 from paceline.lab.training.run import TrainingRun, TrainingTask
+from paceline.listening.agreement import edits_to
 from paceline.methods.careless.spoken import played, with_texts
 from paceline.methods.careless.training import MaskedRows
 from paceline.methods.conformer.encoder import (
@@ -142,7 +143,7 @@ class ConformerTask(TrainingTask[ConformerRecipe, ConformerQuality]):
                 stream.push(read_sound(self._sounds[text.index].path))
                 stream.end()
                 right = "".join(LETTERS[each] for each in text.tokens)
-                edits, letters = edits + distance(stream.text, right), letters + len(right)
+                edits, letters = edits + edits_to(stream.text, right)[-1], letters + len(right)
             wrong[chunk] = 100 * edits / max(1, letters)
         return ConformerQuality(wrong)
 
@@ -152,17 +153,6 @@ class ConformerTask(TrainingTask[ConformerRecipe, ConformerQuality]):
     def _rows(self, text: Text, chunk: int, speed: float) -> LogitArray:
         stream = MelStream(STACKED * chunk, self.shape.mels)
         return stacked(played(self._sounds[text.index].path, speed, stream))
-
-
-def distance(said: str, right: str) -> int:
-    """Return the least number of letters to add, drop or change."""
-    row = list(range(len(right) + 1))
-    for at, letter in enumerate(said, 1):
-        left, row[0] = row[0], at
-        for place, other in enumerate(right, 1):
-            best = min(left + (letter != other), row[place] + 1, row[place - 1] + 1)
-            left, row[place] = row[place], best
-    return row[-1]
 
 
 def publish(run: TrainingRun[ConformerTask], out: Path) -> tuple[dict[str, Any], str]:
