@@ -83,6 +83,13 @@ def test_a_model_learns_and_is_told_stories(data: Path, tmp_path: Path) -> None:
     assert [row[2] for row in found["rows"]] == [*thinking.WAYS] * 2
     assert [row[4] < 50 for row in found["rows"]] == [True, True, False] * 2
     assert thinking.main(["measure", "--model", str(tmp_path)]) == 2
+    plain = str(tmp_path / "plain")
+    assert thinking.main(["train", "--cache", "plain", "--out", plain, "--steps", "1"]) == 0
+    assert thinking.main(["compare", "--models", f"{model},{plain}", "--record", "both"]) == 0
+    assert [row[0] for row in recorded(data / "both.json")["rows"]] == [
+        "groups",
+        "both: a plain cache",
+    ]
 
 
 def engine() -> Any:
