@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 79_385,
+    "lines": 79_399,
     "lines of methods": 14_180,
     "modules": 499,
     "docstrings": 0.14,

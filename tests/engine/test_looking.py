@@ -316,16 +316,6 @@ def test_an_mmproj_beside_a_model_reads_its_pictures(
         assert "\n" not in str(caught.value)
 
 
-def test_windows_cut_no_picture_that_sees_itself(load: Callable[..., Engine]) -> None:
-    engine = load("gemma3")
-    looking: Any = engine.looking
-    assert looking.reader.reach == 96
-    with pytest.raises(ContextExceeded, match="within the first 96"):
-        engine.prepare(shown(0, text="word " * 60) + shown(1))
-    engine.prepare(shown(0) + shown(text="word " * 60))
-    assert load("smolvlm").looking.reader.reach is None  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("template", ["text", "parts"])
 def test_templates_that_know_no_pictures_show_them(
     load: Callable[..., Engine], template: str

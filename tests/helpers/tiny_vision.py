@@ -108,7 +108,7 @@ def talking(kind: str, directory: Path) -> Any:
     core.add_special_tokens(list(_MARKS))
     row = "<image_soft_token>" if kind == "gemma3" else "<image>"
     sizes = {"vocab_size": 336, "max_position_embeddings": 512, "eos_token_id": 2}
-    sizes |= {"sliding_window": 96} if kind == "gemma3" else {}
+    sizes |= {"sliding_window": 32} if kind == "gemma3" else {}  # pictures stand behind it
     model = seeing(kind, directory, core.token_to_id(row), **sizes)
     core.save(str(directory / "tokenizer.json"))
     place = "<start_of_image>" if kind == "gemma3" else "<image>"

@@ -220,21 +220,24 @@ def row_mask(rows: Rows, window: int = 0, past: int | None = None) -> BoolArray:
     """Return what rows see, bool `[rows, past + rows]`.
 
     A new token sees the cached tokens and the new ones up to itself. A node sees all of those, its
-    ancestors and itself. A window leaves the last so many of the positions of a draft, or of the
-    keys that a row of a block sees; 0 leaves all. `past` is the number of columns of cached keys;
-    None for all.
+    ancestors and itself. A window leaves the last so many of the positions of a draft; of the keys
+    that a row of a block sees the last so many up to its own position, and those behind; 0 leaves
+    all. `past` is the number of columns of cached keys; None for all.
     """
     past = stored(rows.cache) if past is None else past
     if rows.sees is not None:
         cached = np.full(len(rows), past) if rows.cached is None else rows.cached
         if cached.ndim == 2:
             mask = np.zeros((len(rows), past + len(rows)), dtype=np.bool_)
-            for row in range(len(rows)):
-                mask[row, keys_seen(rows, row, past)[-window:]] = True
+            for row, position in enumerate(row_positions(rows)):
+                seen = keys_seen(rows, row, past)
+                mask[row, seen[before_window(len(seen), position, window) :]] = True
             return mask
         mask = np.concatenate([np.arange(past) < cached[:, None], rows.sees], axis=1)
         if window:
-            mask &= mask[:, ::-1].cumsum(axis=1)[:, ::-1] <= window
+            ends = mask.sum(axis=1), row_positions(rows)
+            hidden = [before_window(*each, window) for each in zip(*ends, strict=True)]
+            mask &= mask.cumsum(axis=1) > np.array(hidden)[:, None]
         return mask
     mask = np.tri(len(rows), past + len(rows), past, dtype=np.bool_)
     if rows.tree:
@@ -243,6 +246,11 @@ def row_mask(rows: Rows, window: int = 0, past: int | None = None) -> BoolArray:
         own = row_positions(rows)
         mask &= np.concatenate([np.arange(past), own]) > own[:, None] - window
     return mask
+
+
+def before_window(keys: int, position: int, window: int) -> int:
+    """Return how many of the keys that a row at a position sees stand in front of its window."""
+    return max(0, min(keys, position + 1) - window) if window else 0
 
 
 def keys_seen(rows: Rows, row: int, past: int) -> IntArray:

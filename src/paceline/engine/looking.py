@@ -45,7 +45,7 @@ class Looking:
         """Return where pictures stand in a prompt; any thread may call this.
 
         PromptError: the prompt has other places for pictures, or ends with one; ContextExceeded:
-        they are too many at once, or one that sees itself stands where windows cut it.
+        they are too many at once.
         """
         rows, words = self.reader.vision.rows, tokenizer.pictures
         assert words is not None
@@ -62,13 +62,6 @@ class Looking:
             raise ContextExceeded(
                 f"{len(pictures)} pictures have {rows * len(pictures)} rows, and there is room for "
                 f"{self._rows.capacity}: send fewer"
-            )
-        reach = self.reader.reach
-        if reach is not None and firsts[-1] + rows > reach:
-            raise ContextExceeded(
-                f"a picture ends at token {firsts[-1] + rows}, and layers with a window read "
-                f"pictures of this model within the first {reach} alone: show it earlier, or leave "
-                "out older messages"
             )
         return tuple(map(self._shown, firsts, pictures))
 

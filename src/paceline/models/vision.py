@@ -267,14 +267,11 @@ class PictureReader:
         settings: what its rows depend on beside a picture.
         reading: reads patches (`Picture.patches`) in pieces: yields None after each, in the end the
             rows.
-        reach: tokens within which a picture must end, whose rows see one another, if layers have
-            windows.
     """
 
     vision: Vision
     settings: bytes
     reading: Callable[[LogitArray], Generator[LogitArray | None, None, None]]
-    reach: int | None = None
 
 
 class _Tensors(Protocol):

@@ -82,7 +82,7 @@ class CHeads(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "width", "kv_dtype")),
         *((name, ctypes.c_float) for name in ("eps", "scale")),
-        *((name, ctypes.c_int32) for name in ("window", "rotated", "value_norm")),
+        *((name, ctypes.c_int32) for name in ("window", "own", "rotated", "value_norm")),
     )
 
 

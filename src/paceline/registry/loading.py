@@ -151,12 +151,10 @@ def _reader(asked: Options, source: ModelSource, target: Target) -> PictureReade
 
     if asked.mmproj is not None:
         tower()
-    windows = [each for each in source.config.windows if each]
     return PictureReader(
         vision,
         repr((vision, of, precision)).encode(),
         lambda patches: tower().reading(patches),
-        min(windows) if windows and vision.together else None,
     )
 
 

@@ -211,6 +211,11 @@ class Pass {
         }
     }
 
+    // Keys of a row's path up to where its window counts from.
+    int newest(const Row& at) const {
+        return shape_.own ? std::min(at.total, at.position + 1) : at.total;
+    }
+
     // Softmax weights of a chunk's first `keys` scores; those of single tokens are set aside.
     void weigh(const Group& group, int begin, int keys, const float* single_scores, float* scores,
                float* alone, const Partial& to) const {
@@ -219,7 +224,7 @@ class Pass {
         const auto seen_by = [&](const Row& at) { return std::clamp(at.total - begin, 0, kChunk); };
         // Keys in front of the window.
         const auto hidden = [&](const Row& at) {
-            return shape_.window ? std::clamp(at.total - shape_.window - begin, 0, seen_by(at)) : 0;
+            return shape_.window ? std::clamp(newest(at) - shape_.window - begin, 0, seen_by(at)) : 0;
         };
         // The highest of all queries first: a query alone waits for its own most of the time.
         for (int r = 0; r < group.count * ratio_; ++r) {
@@ -271,7 +276,7 @@ class Pass {
     int first_chunk(const Group& group) const {
         int least = shape_.window ? group.longest : 0;
         for (int r = 0; shape_.window && r < group.count; ++r) {
-            least = std::min(least, row(group.first + r).total - shape_.window);
+            least = std::min(least, newest(row(group.first + r)) - shape_.window);
         }
         return std::max(least, 0) / kChunk;
     }

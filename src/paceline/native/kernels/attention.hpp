@@ -25,6 +25,8 @@ struct Shape {
     float eps;                // of the norms of queries and keys
     float scale;              // of scores
     int32_t window;           // newest keys that a row sees; 0 for all
+    int32_t own;              // whether it counts back from a row's position, if that is in front of
+                              // the last key that the row sees; else from that key
     int32_t rotated;          // first numbers of a head that are rotated, in halves; 0 for none
     int32_t value_norm;       // whether values are normed, without weights
 };

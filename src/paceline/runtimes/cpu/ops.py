@@ -584,6 +584,7 @@ class CpuOps(Recorder):
             self._eps,
             heads.scale,
             heads.window,
+            self._sights is None,  # rows of a network's block see it whole, whatever its window
             0 if angles is None else angles.shape[1],
             heads.value_norm,
         )

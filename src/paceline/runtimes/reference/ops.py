@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +13,14 @@ import numpy.typing as npt
 
 from paceline.core import target
 from paceline.core.rows import RowStore
-from paceline.core.target import keys_seen, row_mask, row_parents, row_positions, stored
+from paceline.core.target import (
+    before_window,
+    keys_seen,
+    row_mask,
+    row_parents,
+    row_positions,
+    stored,
+)
 from paceline.core.types import BoolArray, IntArray, LogitArray
 from paceline.models.ops import (
     KV,
@@ -97,12 +104,14 @@ class Seen(NamedTuple):
         begin: place of the first row in the cache, unless a `KV` is seen.
         mask: bool `[rows, places]`.
         order: by row the places that it sees, where they do not ascend.
+        own: windows count back from a row's position, if that is in front of the last place.
     """
 
     positions: IntArray
     begin: int
     mask: BoolArray
     order: Sequence[IntArray] = ()
+    own: bool = False
 
 
 class SeenRows(Protocol):
@@ -144,7 +153,7 @@ class AskedRows:
         asked, past = self._asked, self.context
         placed = asked.cached is not None and asked.cached.ndim == 2
         order = [keys_seen(asked, row, past) for row in range(rows)] if placed else ()
-        return Seen(self._places, past, row_mask(asked), order)
+        return Seen(self._places, past, row_mask(asked), order, own=True)
 
 
 class ReferenceOps:
@@ -326,7 +335,9 @@ class ReferenceOps:
                 q, mask = self.last(q, newest), mask[[-1] * newest]
         groups = heads.heads // heads.kv_heads
         keys, values = stored.astype(np.float32).repeat(groups, axis=2)
-        paths = _paths(seen.order or [np.flatnonzero(row) for row in mask], heads.window)
+        order = seen.order or [np.flatnonzero(row) for row in mask]
+        ends = seen.positions[-len(q) :].tolist() if seen.own else map(len, order)
+        paths = _paths(order, heads.window, ends)
         scale = np.full(len(q), heads.scale, np.float32)
         if heads.temperature is not None:
             scale = scale * heads.temperature.at(seen.positions[-len(q) :])
@@ -431,11 +442,10 @@ def _of_best_groups(scores: LogitArray, experts: Experts) -> LogitArray:
     return out.reshape(scores.shape)
 
 
-def _paths(seen: Sequence[IntArray], window: int) -> IntArray:
+def _paths(seen: Sequence[IntArray], window: int, positions: Iterable[int]) -> IntArray:
     longest = max(map(len, seen), default=0)
     paths: IntArray = np.full((len(seen), -(-longest // CHUNK) * CHUNK), -1)
-    for path, own in zip(paths, seen, strict=True):
+    for path, own, position in zip(paths, seen, positions, strict=True):
         path[: len(own)] = own
-        if window:
-            path[: max(len(own) - window, 0)] = -1
+        path[: before_window(len(own), position, window)] = -1
     return paths
