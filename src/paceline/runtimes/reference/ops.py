@@ -336,8 +336,8 @@ class ReferenceOps:
         groups = heads.heads // heads.kv_heads
         keys, values = stored.astype(np.float32).repeat(groups, axis=2)
         order = seen.order or [np.flatnonzero(row) for row in mask]
-        ends = seen.positions[-len(q) :].tolist() if seen.own else map(len, order)
-        paths = _paths(order, heads.window, ends)
+        own = seen.positions[-len(q) :].tolist() if seen.own else list(map(len, order))
+        paths = _paths(order, heads.window, own)
         scale = np.full(len(q), heads.scale, np.float32)
         if heads.temperature is not None:
             scale = scale * heads.temperature.at(seen.positions[-len(q) :])
