@@ -57,8 +57,8 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 79_399,
-    "lines of methods": 14_180,
+    "lines": 79_521,
+    "lines of methods": 14_222,
     "modules": 499,
     "docstrings": 0.14,
     "loose": 6,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -231,6 +232,37 @@ def test_a_busy_machine_has_no_speed_and_leaves_the_last_one(
     assert row()["timed"] == "2026-01-02"
     assert row()["measured"] != row()["timed"]
     assert row()["digest"] == before["digest"]
+    text = path.read_text(encoding="utf-8").replace("greedy, mix", "greedy, mix, 99 tokens")
+    path.write_text(text, encoding="utf-8")
+    (tmp_path / "methods.json").write_text(
+        text.replace(str(before["digest"]), "of other code"), encoding="utf-8"
+    )
+    command(*words)
+    assert row()["mode"] == before["mode"]
+    assert row()["speed-up"] == "", "the last speeds were of another mode"
+
+
+def test_a_line_that_another_file_has_of_the_same_model_is_not_missing(
+    command: Command, loads: list[Options], tmp_path: Path
+) -> None:
+    words = (*SHORT, "--only", "token recycling,prompt lookup", "--out", str(tmp_path), "--json")
+    command(*words, "--skip", "lookup")
+    listed = (*words, "--name", "others", "--list")
+    missing = ["Prompt Lookup Decoding", "never", 60]
+    assert json.loads(command(*listed).out)["left"] == [missing]
+    path = tmp_path / "methods.json"
+    text = path.read_text(encoding="utf-8")
+    for other in (text.replace('"with": "table', '"with": "chair'), text.replace("12", "13")):
+        path.write_text(other, encoding="utf-8")
+        assert len(json.loads(command(*listed).out)["left"]) == 2, "another model, or old"
+
+
+def test_several_texts_of_a_prompt_stand_together() -> None:
+    line = replace(claims.lines()[0], work="reasoning", samples=3)
+    found = methods.prompts(line, 5)
+    assert [each.sample for each in found] == [0, 1, 2, 0, 1]
+    assert found[0].turns == found[2].turns != found[3].turns
+    assert line.mode.endswith("reasoning, 3 texts of each")
 
 
 def test_a_canvas_is_measured_beside_another_sampler(

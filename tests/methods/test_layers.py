@@ -14,7 +14,7 @@ from tests.proof.joints import joint_of_steps
 from tests.runtimes import tiny_cpu
 
 from paceline.core.target import Rows, Target
-from paceline.core.types import Budget, SamplingParams, TokenTree
+from paceline.core.types import ROOT, Budget, SamplingParams, TokenTree
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
@@ -400,6 +400,37 @@ def test_first_and_last_layer_stay() -> None:
     )
     even = Swift(cpu(), 4, skip=0.5)._layers(Generation.start(0, [1], PARAMS["greedy"]))
     assert {index for index, _ in even} == {0, 1, 3}  # type: ignore[misc]
+
+
+def test_runner_ups_stand_beside_each_token_of_the_chain() -> None:
+    target = cpu()
+    sequence = Generation.start(0, list(range(3, 30)), PARAMS["greedy"])
+    sequence.cache = target.open()
+    target.prefill(sequence.cache, sequence.tokens[:-1])
+    alone = Swift(target, 4, stop=0.0, trials=0)
+    several = Swift(target, 4, stop=0.0, trials=0, runners=2)
+    [chain] = alone.propose([sequence], [Budget(9, 3)])
+    [tree] = several.propose([sequence], [Budget(9, 3)])
+    assert tree.tokens[:3].tolist() == chain.tokens.tolist()
+    assert tree.parents.tolist()[:3] == [ROOT, 0, 1]
+    assert sorted(tree.parents.tolist()[3:]) == [ROOT, ROOT, 0, 0, 1, 1]
+    assert tree.scores is not None
+    assert (np.diff(tree.scores[3:]) <= 0).all()
+    # Naively, from the logits of the layers that draft.
+    copy, path = target.fork(sequence.cache), [sequence.root, *chain.tokens.tolist()]
+    layers = alone.layers_without(alone.search.best)
+    for node, token in enumerate(path[:3]):
+        [row] = target.forward([Rows.draft(copy, [token])], layers)
+        target.keep(copy, 1, ())
+        best = np.argsort(-row.logits[0], kind="stable")[:3].tolist()
+        beside = tree.tokens[3:][tree.parents[3:] == node - 1].tolist()
+        assert best == [path[node + 1], *beside]
+    [short] = several.propose([sequence], [Budget(4, 3)])
+    assert len(short) == 4
+    [bare] = several.propose([sequence], [Budget(3, 3)])
+    assert len(bare) == 3
+    with pytest.raises(InvalidOption, match="runner-ups are not drawn"):
+        Swift(target, 4, needs_q=True, runners=1)
 
 
 def test_matchness_is_the_share_of_tokens_that_the_layers_would_have_drafted() -> None:

@@ -14,7 +14,7 @@ from paceline.errors import InvalidOption
 from paceline.lab.training.recipe import DenoiserRecipe, TextDenoiserRecipe
 
 _SIZES = ("steps", "batch", "width", "layers", "ffn", "matrix_rate", "vector_rate")
-_TASKS = ("certainty", "own", "corrupt")
+_TASKS = ("certainty", "own", "corrupt", "stages", "guesses")
 _TEXT = ("depth", "groups", "training_precision")
 _SHARED = ("steps", "batch", "layers", "matrix_rate", "vector_rate", "seed")
 
@@ -49,8 +49,8 @@ def denoiser(
     use_threads(threads)
     place = folder(out, f"denoiser-{kind}")
     if kind == "text":
-        if recipe.certainty or recipe.own or recipe.corrupt:
-            raise InvalidOption("certainty, own and corrupt are of tasks: leave them out")
+        if any(getattr(recipe, name) for name in _TASKS):
+            raise InvalidOption(f"{', '.join(_TASKS)} are of tasks: leave them out")
         shared: Any = {name: getattr(recipe, name) for name in _SHARED}
         _text(place, data, model, start, replace(of_text, **shared), as_json)
         return

@@ -119,6 +119,10 @@ class Recycling(Drafter):
 
     def draft(self, sequence: Generation, budget: Budget) -> TokenTree:
         self._proposed[sequence.id] = len(sequence.tokens)
+        return self.after(sequence.root, budget)
+
+    def after(self, root: int, budget: Budget) -> TokenTree:
+        """Return what the matrix knows behind a token."""
         known, values = self._successors, self._values
         draft = CandidateTree()
         tokens = draft.tokens
@@ -128,7 +132,7 @@ class Recycling(Drafter):
             parent = places.get(_PARENTS[node])
             if parent is None or _DEPTHS[node] > budget.depth:
                 continue
-            above = sequence.root if parent == ROOT else tokens[parent]
+            above = root if parent == ROOT else tokens[parent]
             token = known[above * WIDTH + _RANKS[node]]
             if token != _UNKNOWN:
                 places[node] = draft.add(parent, token, values[node])

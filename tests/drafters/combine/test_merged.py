@@ -27,6 +27,7 @@ from paceline.core.types import (
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import MOST_PARTS
 from paceline.drafters.combine.merged import _LEVELS, Blended, Blender, Merged, _scores
+from paceline.drafters.recycling import Recycling
 from paceline.errors import InvalidOption
 from paceline.policy.acceptance import HitRates
 from paceline.sampling.generation import Generation, VerifiedDraft
@@ -294,6 +295,54 @@ def test_graft_keeps_the_sure_part_of_the_first_and_fills_with_the_second() -> N
     assert draft.origins == ("a", "a", "b")
     assert draft.scores is not None
     np.testing.assert_allclose(draft.scores, [0.9, 0.5, 0.2])
+
+
+class Finds(Says):
+    """Says a draft at the root, and has a token behind each known one."""
+
+    def __init__(self, name: str, draft: TokenTree, known: dict[int, TokenTree]) -> None:
+        super().__init__(name, draft)
+        self.known = known
+
+    def after(self, root: int, budget: Budget) -> TokenTree:
+        return trees.limit(self.known.get(root, trees.EMPTY), budget.nodes, budget.depth)
+
+
+def test_graft_retrieves_behind_the_leaves_that_it_keeps() -> None:
+    first = scored([1, 2, 3], [ROOT, 0, ROOT], [0.9, 0.5, 0.4])
+    known = {2: scored([5, 6], [ROOT, 0], [0.8, 0.6]), 3: scored([7], [ROOT], [0.5])}
+    known[1] = scored([9], [ROOT], [1.0])  # no leaf: what the first drafted stands there
+    second = Finds("b", scored([8], [ROOT], [0.3]), known)
+    merged = Merged([Says("a", first), second], way="graft", floor=0.2)
+    merged.open(sequence := start([0]))
+
+    def grafted(nodes: int, depth: int = 4) -> list[tuple[int, ...]]:
+        [draft] = merged.propose([sequence], [Budget(nodes, depth)])
+        return [
+            tuple(draft.tokens[list(trees.path_to(draft, node))].tolist())
+            for node in range(3, len(draft))
+        ]
+
+    # By score: 0.5 x 0.8, then the root's 0.3 and 0.5 x 0.6, then 0.4 x 0.5.
+    assert grafted(4) == [(1, 2, 5)]
+    assert set(grafted(6)) == {(1, 2, 5), (8,), (1, 2, 5, 6)}
+    assert (3, 7) in grafted(7)
+    assert set(grafted(7, depth=2)) == {(8,), (3, 7)}
+    plain = Merged(
+        [Says("a", first), Says("b", scored([8], [ROOT], [0.3]))], way="graft", floor=0.2
+    )
+    plain.open(sequence)
+    [draft] = plain.propose([sequence], [Budget(7, 4)])
+    assert draft.tokens.tolist() == [1, 2, 3, 8], "one that finds nothing behind drafted tokens"
+
+
+def test_recycling_finds_what_follows_any_token() -> None:
+    recycling = Recycling(10)
+    recycling.open(sequence := start([1, 2, 3, 4]))
+    [draft] = recycling.propose([sequence], [BUDGET])
+    assert not len(draft)
+    assert recycling.after(2, BUDGET).tokens.tolist() == [3, 4]
+    assert not len(recycling.after(7, BUDGET))
 
 
 def test_fuse_takes_of_others_only_what_begins_as_the_first_does() -> None:

@@ -172,6 +172,17 @@ def test_engines_take_turns_within_a_group() -> None:
     assert steps[:24] == ["none"] * 8 + ["recycling"] * 8 + ["none"] * 8
 
 
+def test_texts_of_one_prompt_have_randomness_of_their_own() -> None:
+    engines = {"none": engine(NoDrafter(), [], 1, 1)}
+    prompts = [BenchPrompt("0", "qa", ("text",), sample) for sample in (0, 1, 2, 0)]
+    for temperature, different in ((1.0, 3), (0.0, 1)):
+        params = SamplingParams(max_new_tokens=10, temperature=temperature)
+        [*groups] = run(engines, Dialogues(prompts), params)
+        texts = [tuple(each.runs["none"].token_ids[0]) for [each] in groups]
+        assert texts[0] == texts[3]
+        assert len(set(texts)) == different
+
+
 def test_a_stopped_run_leaves_nothing_in_flight() -> None:
     engines = {"none": engine(NoDrafter(), [], 1, 2)}
     prompts = [BenchPrompt("0", "qa", ("text",)), BenchPrompt("1", "qa", ("more text",))]

@@ -21,7 +21,7 @@ from paceline.lab.measure import parallel_tasks
 from paceline.lab.training.card import card_of
 from paceline.lab.training.data import Text
 from paceline.lab.training.denoisers import task as training
-from paceline.lab.training.denoisers.decode import decode
+from paceline.lab.training.denoisers.decode import best_tokens, decode
 from paceline.lab.training.denoisers.files import LICENCE, denoiser, load_denoiser, save_denoiser
 from paceline.lab.training.denoisers.rows import (
     EOS,
@@ -31,6 +31,7 @@ from paceline.lab.training.denoisers.rows import (
     full_rows,
     order_rows,
     pack,
+    staged_rows,
     text_of,
     vocabulary,
 )
@@ -106,6 +107,69 @@ def test_exchanged_tokens_are_labelled_with_the_right_ones() -> None:
         wrong += int((rows.tokens != rows.labels)[visible].sum())
         assert (rows.tokens == rows.labels)[: text.prompt_length].all()
     assert wrong > 50
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 64])
+def test_stages_mask_half_of_a_block_and_all_behind_it_in_two_ways(size: int) -> None:
+    seen: set[int] = set()
+    for text in texts():
+        rng = np.random.default_rng(len(text.tokens))
+        one, other = staged_rows(text, rng, size)
+        start = text.prompt_length
+        assert (one.labels == other.labels).all()
+        assert (one.labels == canvas_of_rows(text, len(one.labels))).all()
+        block = (np.arange(len(one.tokens)) - start) // size
+        counted = (one.weights > 0) | (other.weights > 0)
+        [drawn] = set(block[counted].tolist())
+        seen.add(drawn)
+        for rows in (one, other):
+            masks = rows.tokens == MASK
+            assert masks[block > drawn].all()
+            assert not masks[block < drawn].any()
+            assert (rows.weights > 0).tolist() == (masks & (block == drawn)).tolist()
+            assert (rows.tokens == rows.labels)[~masks].all()
+        mine = block == drawn
+        assert ((one.tokens == MASK) ^ (other.tokens == MASK))[mine].all()
+        assert abs(int((one.tokens == MASK)[mine].sum() * 2) - int(mine.sum())) <= 1
+        assert one.weights.sum() + other.weights.sum() == pytest.approx(
+            1 if mine.sum() > 1 else 0.5
+        )
+    assert len(seen) > 1 or size == 64
+
+
+def canvas_of_rows(text: Text, count: int) -> IntArray:
+    found = np.full(count, EOS)
+    found[: len(text.tokens)] = text.tokens
+    return found
+
+
+def test_guesses_stand_in_place_of_some_masks_and_must_be_put_right() -> None:
+    task = DenoiserTask(recipe("full", guesses=0.5))
+    packed = pack(noised(texts(), task.recipe, 0))
+    guessed = task._guessed(packed, np.random.default_rng(0))
+    changed = guessed.tokens != packed.tokens
+    masks = packed.tokens == MASK
+    assert 0.3 < float(changed.sum() / masks.sum()) < 0.7
+    assert not changed[~masks].any()
+    _, best = best_tokens(task.model, packed)
+    assert (guessed.tokens[changed] == torch.from_numpy(best)[changed]).all()
+    assert guessed.labels is packed.labels
+    assert guessed.weights is packed.weights
+    wrong = changed & (guessed.tokens != guessed.labels)
+    assert wrong.sum() > 10, "they count, and are wrong"
+    batch = task.batch(0)
+    [(loss, _)] = task.losses(batch, 0)
+    [(plain, _)] = DenoiserTask(recipe("full")).losses(batch, 0)
+    assert float(loss.detach()) != float(plain.detach())
+
+
+@pytest.mark.parametrize("given", [{"stages": 4}, {"guesses": 0.5}, {"corrupt": 0.1}])
+def test_what_is_of_full_is_refused_elsewhere(given: dict[str, float]) -> None:
+    for kind in ("block", "order"):
+        with pytest.raises(InvalidOption, match=f"are of full, not of {kind}"):
+            recipe(kind, **given)
+    with pytest.raises(InvalidOption, match="without corrupt"):
+        recipe("full", stages=4, corrupt=0.1)
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])

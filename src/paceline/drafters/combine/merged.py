@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -84,6 +84,13 @@ def _scores(draft: TokenTree) -> list[float]:
     return scores
 
 
+@runtime_checkable
+class Retrieves(Protocol):
+    """A drafter that finds what follows any token, drafted ones among them."""
+
+    def after(self, root: int, budget: Budget) -> TokenTree: ...
+
+
 class Merged(CompositeDrafter):
     """Merge several deterministic drafters into one."""
 
@@ -97,7 +104,8 @@ class Merged(CompositeDrafter):
         Args:
             parts: the drafters; for "graft" and "fuse" the leading one first.
             way: "blend" takes the best nodes of all; "graft" keeps the first drafter's nodes
-                down to `floor` and fills up with others; "fuse" takes all of the first drafter's
+                down to `floor` and fills up with others', also with what they find behind the
+                leaves that are kept, where they can; "fuse" takes all of the first drafter's
                 nodes, and of others what begins with one of its `top` tokens under the root, in
                 the order of its probability times the other's score, for up to half of the budget.
             floor: of a node's estimated acceptance, in [0, 1]; "graft" alone reads it.
@@ -161,7 +169,19 @@ class Merged(CompositeDrafter):
         self._guesses.pop(sequence.id, None)
 
     def _graft(self, drafts: Sequence[TokenTree], budget: Budget) -> TokenTree:
-        return _fill(confident(drafts[0], self._floor), drafts[1:], budget)
+        kept, others = confident(drafts[0], self._floor), [*drafts[1:]]
+        free = budget.nodes - len(kept)
+        for way in trees.leaf_paths(kept) if free > 0 else ():
+            room, leaf = Budget(free, budget.depth - len(way)), int(kept.tokens[way[-1]])
+            retrievers = (part for part in self.parts[1:] if isinstance(part, Retrieves))
+            others += [_behind(kept, way, each.after(leaf, room)) for each in retrievers]
+        union = _fill(kept, others, replace(budget, nodes=sum(map(len, [kept, *others]))))
+        if union.scores is None:
+            return trees.limit(union, budget.nodes, budget.depth)
+        # A node scores no more than its parent, which comes before it.
+        order = np.argsort(-union.scores[len(kept) :], kind="stable")[: max(free, 0)]
+        chosen = np.append(np.arange(len(kept)), len(kept) + np.sort(order))
+        return trees.limit(trees.take(union, chosen), budget.nodes, budget.depth)
 
     def _fuse(self, drafts: Sequence[TokenTree], budget: Budget) -> TokenTree:
         first, *others = drafts
@@ -190,6 +210,18 @@ def _beginnings(first: TokenTree, top: int) -> dict[int, float]:
     nodes = np.flatnonzero(first.parents == ROOT).tolist()
     scores = np.ones(len(first)) if first.scores is None else first.scores
     return {int(first.tokens[node]): float(scores[node]) for node in nodes}
+
+
+def _behind(tree: TokenTree, way: Sequence[int], found: TokenTree) -> TokenTree:
+    # The way to a leaf, and what was found behind it.
+    nodes, size = np.array(way), len(way)
+    above, below = (np.array(_scores(each)) for each in (tree, found))
+    return TokenTree(
+        np.append(tree.tokens[nodes], found.tokens),
+        np.append(np.arange(-1, size - 1), found.parents + size),
+        source=found.source,
+        scores=np.append(above[nodes], below * above[way[-1]]),
+    )
 
 
 def _fill(first: TokenTree, others: Sequence[TokenTree], budget: Budget) -> TokenTree:

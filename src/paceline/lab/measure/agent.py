@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import ClassVar
 
 from paceline.core.types import SamplingParams
-from paceline.engine.engine import Engine, Prompt
+from paceline.engine.engine import Engine, Prepared, Prompt
 from paceline.errors import PromptError
 from paceline.lab.measure.prompts import BenchPrompt
 from paceline.lab.measure.report import BASELINE
@@ -273,7 +273,7 @@ def _play(
     runs = [Run() for _ in prompts]
     dialogues: list[list[dict[str, str]]] = [[] for _ in prompts]
     for turn in range(turns):
-        places, asked = [], []
+        places, asked = list[int](), list[Prepared]()
         for place, prompt in enumerate(prompts):
             if turn >= len(prompt.turns):
                 continue
@@ -283,8 +283,8 @@ def _play(
                 continue  # the context is full: the dialogue ends here
             dialogues[place].append(message)
             places.append(place)
-            asked.append(request)
-        completions = yield from decode(engine, asked, params)
+            asked.append(engine.prepare(request, params, sample=prompt.sample))
+        completions = yield from decode(engine, asked)
         for place, completion in zip(places, completions, strict=True):
             runs[place].add(completion)
             dialogues[place].append({"role": "assistant", "content": completion.text})

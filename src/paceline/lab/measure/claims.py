@@ -64,7 +64,12 @@ class TableLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim(TableLine):
-    """A system that drafts and verifies, as `paceline bench` runs it."""
+    """A system that drafts and verifies, as `paceline bench` runs it.
+
+    Attributes:
+        tokens: of an answer, where the run's are too few for the paper's mode.
+        samples: texts of each prompt, one behind the other; every one has randomness of its own.
+    """
 
     drafter: str
     verifier: str = "auto"
@@ -73,6 +78,8 @@ class Claim(TableLine):
     nodes: int | None = None
     depth: int | None = None
     work: str | None = None
+    tokens: int | None = None
+    samples: int = 1
     group: str = "Autoregressive"
 
     def named(self, draft: bool) -> str:
@@ -97,7 +104,9 @@ class Claim(TableLine):
     def mode(self) -> str:
         """Return temperature and prompts."""
         mode = f"T = {self.temperature:g}" if self.temperature else "greedy"
-        return f"{mode}, {self.work or 'mix'}"
+        several = f", {self.samples} texts of each" if self.samples > 1 else ""
+        longer = f", {self.tokens} tokens" if self.tokens else ""
+        return f"{mode}, {self.work or 'mix'}{several}{longer}"
 
     @property
     def guarantee(self) -> str:

@@ -100,7 +100,7 @@ class Lines:
         self._loaded: dict[str, Loaded] = {}
         self._made: set[str] = set()
         self._results: dict[str, results.Result] = {}
-        kept = results.load(folder) if folder else {}
+        self._kept = kept = results.load(folder) if folder else {}
         for file in dict.fromkeys(map(self._file, of)):
             given = f"{_CASES} cases, {_ROOM} places"
             if file != CANVAS:
@@ -115,7 +115,10 @@ class Lines:
                 )
 
     def left(self) -> list[Work]:
-        """Return the lines that are missing or old, or did not run, what takes least first."""
+        """Return the lines that are missing or old, or did not run, what takes least first.
+
+        A line that another file has of today, of the same model, is not missing.
+        """
         out = []
         for line in self._of:
             result = self._results[self._file(line)]
@@ -123,7 +126,7 @@ class Lines:
             ran = [row["seconds"] for row in found.values() if row["identical"] and row["seconds"]]
             row = found.get(line.system)
             state = systems.state(line, row, result["with"])
-            if state and line.system not in self._made:
+            if state and line.system not in self._made and not self._elsewhere(line):
                 seconds = (row and row["seconds"]) or median(ran or [_GUESS])
                 out.append(Work(line, state, seconds))
         return sorted(out, key=lambda work: work.seconds)
@@ -142,11 +145,11 @@ class Lines:
         if line.system in (*self.differing, *self.failed):
             return True
         found = dict(systems.rows_of(result))
-        earlier = found.get(line.system, {"configuration": ""})
+        earlier, same = found.get(line.system, {}), ("configuration", "mode")
         today = datetime.date.today().isoformat()
         speeds = [key for key in systems.SPEEDS if key in row]
         row["timed"] = today if any(row[key] for key in speeds) else ""
-        if not row["timed"] and earlier["configuration"] == row["configuration"]:
+        if not row["timed"] and all(earlier.get(key) == row[key] for key in same):
             row |= {key: earlier[key] for key in (*speeds, "timed") if row["identical"]}
         row["measured"] = f"{today} {results.commit() or ''}".strip()
         row["seconds"] = round(time.perf_counter() - begin, 1)
@@ -168,6 +171,16 @@ class Lines:
                 given=result["with"],
             )
         return True
+
+    def _elsewhere(self, line: Made) -> bool:
+        mine = self._file(line)
+        model = self._results[mine]["with"].partition(",")[0]
+        others = (each for name, each in self._kept.items() if name != mine)
+        return any(
+            not systems.state(line, systems.rows_of(each).get(line.system), each["with"])
+            for each in others
+            if each.get("with", "").partition(",")[0] == model
+        )
 
     def table(self) -> list[list[str]]:
         """Return the rows of `systems.COLUMNS` for lines that were measured, now or earlier."""

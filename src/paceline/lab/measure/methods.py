@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,14 +99,16 @@ def cells(of: Sequence[Claim], batches: Sequence[int]) -> list[Measurement]:
 
 
 def prompts(line: Claim, limit: int) -> list[BenchPrompt]:
-    """Return the prompts of a line, `limit` of them or fewer."""
+    """Return the prompts of a line, `limit` of them or fewer; samples of one stand together."""
+    several = range(line.samples)
     if line.work is None:
-        return spread(BUILT_IN, limit)
-    texts = told()["prompts"][line.work]
-    return [
-        BenchPrompt(f"{line.work}-{number}", line.work, (text,))
-        for number, text in enumerate(texts[:limit], 1)
-    ]
+        found = spread(BUILT_IN, limit)
+    else:
+        found = [
+            BenchPrompt(f"{line.work}-{number}", line.work, (text,))
+            for number, text in enumerate(told()["prompts"][line.work], 1)
+        ]
+    return [replace(each, sample=sample) for each, sample in product(found, several)][:limit]
 
 
 def measure(
@@ -154,7 +157,8 @@ def measure(
     try:
         read_alike(engines.values(), costs)
         work = Dialogues(prompts(line, max(limit, cell.batch)), cell.batch)
-        params = SamplingParams(temperature=_temperature(line, cell), max_new_tokens=tokens)
+        most = line.tokens or tokens
+        params = SamplingParams(temperature=_temperature(line, cell), max_new_tokens=most)
         warm_up(engines, work.opening)
         records: list[Record] = []
         for finished in run(engines, work, params, stop=stop):

@@ -16,11 +16,16 @@ from paceline.errors import PromptError
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
-    """One prompt, or a dialogue whose user turns are known beforehand."""
+    """One prompt, or a dialogue whose user turns are known beforehand.
+
+    Attributes:
+        sample: number of the text, where a prompt has several: each has randomness of its own.
+    """
 
     question_id: str
     category: str
     turns: tuple[str, ...]
+    sample: int = 0
 
 
 def read_prompts(path: Path) -> list[BenchPrompt]:

@@ -95,8 +95,8 @@ def is_old(line: TableLine, row: Row, given: str) -> bool:
 
 
 def _is_todays(line: TableLine, configuration: str) -> bool:
-    """Return if a configuration is the line's, but for the run's own weights."""
-    bare = re.sub(r":weights=[^ `]*", "", configuration)
+    """Return if a configuration is the line's, but for the run's own files."""
+    bare = re.sub(r":(weights|index|head)=[^ `+>]*", "", configuration)
     return bare in (line.shown(True), line.shown(False))
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, get_args
 
 from paceline.core.options import Allowed, among, at_least, check_fields, require
+from paceline.errors import InvalidOption
 
 RATE = Allowed(lambda value: 0 < value < math.inf, "more than 0")
 WEIGHT = Allowed(lambda value: 0 <= value < math.inf, "0 or more")
@@ -153,11 +154,25 @@ class DenoiserRecipe(Recipe):
     corrupt: Annotated[
         float, "Of full: share of visible tokens that are wrong (ReDiff).", SHARE
     ] = 0.0
+    stages: Annotated[
+        int,
+        "Of full: mask as if blocks of so many places were filled in turn (dParallel).",
+        at_least(0),
+    ] = 0
+    guesses: Annotated[
+        float, "Of full: share of masks that hold the model's own guesses (ReDiff).", SHARE
+    ] = 0.0
     causal_weight: Annotated[float, "Of the loss on next tokens, of block.", WEIGHT] = 1.0
 
     def __post_init__(self) -> None:
         Recipe.__post_init__(self)
         require(self.width % self.head == 0, "width", self.width, f"a multiple of {self.head}")
+        if self.kind != "full" and (self.corrupt or self.stages or self.guesses):
+            raise InvalidOption(
+                f"corrupt, stages and guesses are of full, not of {self.kind}: leave them out"
+            )
+        if self.corrupt and self.stages:
+            raise InvalidOption("stages say what is masked, without corrupt: leave out one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,23 +1,25 @@
 """SWIFT (Xia et al. 2024, arXiv:2410.06916): draft with sub-layers skipped, and search which.
 
-The paper also verifies runner-ups of each token (a tree around the chain); here the draft is the
-chain alone, since rows are not free on a CPU.
+The paper also verifies runner-ups of each token, leaves beside the chain: `runners`. None by
+default, since rows are not free on a CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from paceline.core.options import require, within
-from paceline.core.target import Half, Layer, Rows, Target
-from paceline.core.types import BoolArray
-from paceline.errors import OutOfMemory
+from paceline.core.target import Half, Layer, Output, Rows, Target
+from paceline.core.types import BoolArray, Budget, LogitArray, TokenTree
+from paceline.errors import InvalidOption, OutOfMemory
 from paceline.methods.layers.chains import GrowingChain, SelfDrafter
 from paceline.methods.layers.search import MaskSearch
 from paceline.sampling.generation import Generation, VerifiedDraft
+from paceline.sampling.sampler import top_k_ids
 
 _HALVES: tuple[Half, Half] = ("attention", "feed-forward")
 
@@ -50,6 +52,7 @@ class Swift(SelfDrafter):
         enough: float = 0.95,
         bayes: int = 25,
         seed: int = 0,
+        runners: int = 0,
     ) -> None:
         """Set the search; the defaults are the paper's.
 
@@ -66,9 +69,11 @@ class Swift(SelfDrafter):
             enough: matchness that ends it.
             bayes: of so many trials one is chosen by the Gaussian process.
             seed: of the search.
+            runners: tokens verified beside each of the chain, as far as the budget goes.
 
         Raises:
-            InvalidOption: a value is out of range, or the target has too few layers.
+            InvalidOption: a value is out of range, the target has too few layers, or runner-ups
+                are for a rule that takes draws.
         """
         super().__init__(target, layers, needs_q)
         require(layers >= 3, "layers", layers, "3 or more: no layer is left to skip")
@@ -77,6 +82,11 @@ class Swift(SelfDrafter):
         for name, count in (("window", window), ("pause", pause), ("bayes", bayes)):
             require(count >= 1, name, count, "1 or more")
         require(trials >= 0 and seed >= 0, "trials and seed", (trials, seed), "0 or more")
+        require(runners >= 0, "runners", runners, "0 or more")
+        if runners and needs_q:
+            raise InvalidOption("runner-ups are not drawn: use verifier 'coupled', or runners=0")
+        self._runners, self._room = runners, dict[int, int]()
+        self._found: dict[int, list[LogitArray]] = {}
         self._places = [(i, half) for i in range(1, layers - 1) for half in _HALVES]
         self._skip, self._stop, self._window, self._pause = skip, stop, window, pause
         self._settings = {"seed": seed, "every": bayes, "enough": enough, "patience": patience}
@@ -103,6 +113,48 @@ class Swift(SelfDrafter):
 
     def _stops(self, chain: GrowingChain, chance: float) -> bool:
         return chance < self._stop
+
+    def propose(
+        self, sequences: Sequence[Generation], budgets: Sequence[Budget]
+    ) -> list[TokenTree]:
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            self._room[sequence.id], self._found[sequence.id] = budget.nodes, []
+        try:
+            return super().propose(sequences, budgets)
+        finally:
+            self._found.clear()
+            self._room.clear()
+
+    def _logits(
+        self, chains: Sequence[GrowingChain], found: Sequence[Output]
+    ) -> Sequence[LogitArray]:
+        rows = super()._logits(chains, found)
+        for chain, logits in zip(chains, rows, strict=True):
+            self._found[chain.sequence.id].append(logits.copy())
+        return rows
+
+    def _draft(self, chain: GrowingChain) -> TokenTree:
+        draft, known = super()._draft(chain), self._found[chain.sequence.id]
+        room = self._room[chain.sequence.id] - len(draft)
+        if draft.scores is None or self._runners < 1 or room < 1:
+            return draft
+        beside: list[tuple[float, int, int]] = []
+        for node, (token, logits) in enumerate(zip(chain.tokens, known, strict=False)):
+            chances = np.exp(logits - logits.max())
+            above = float(draft.scores[node - 1]) if node else 1.0
+            best = [
+                each for each in top_k_ids(chances, self._runners + 1).tolist() if each != token
+            ]
+            for each in best[: self._runners]:
+                beside.append((above * float(chances[each] / chances.sum()), node - 1, each))
+        beside = sorted(beside, key=lambda each: -each[0])[:room]
+        scores, parents, tokens = map(list, zip(*beside, strict=True))
+        return replace(
+            draft,
+            tokens=np.append(draft.tokens, tokens),
+            parents=np.append(draft.parents, parents),
+            scores=np.append(draft.scores, scores),
+        )
 
     def observe(self, step: Sequence[VerifiedDraft]) -> None:
         self._steps += 1

@@ -66,6 +66,7 @@ def decode(
     return [answer[: _first_end(answer)].tolist() for answer in answers]
 
 
+@torch.no_grad()
 def best_tokens(model: TrainableModel, packed: PackedRows) -> tuple[ProbArray, IntArray]:
     """Return the most probable token of each row, `[bins, rows]`, and its probability.
 

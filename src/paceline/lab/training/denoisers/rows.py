@@ -124,14 +124,39 @@ def full_rows(text: Text, rng: np.random.Generator, corrupt: float) -> ExampleRo
         wrong = ~masked & (rng.random(size) < corrupt)
         noisy[wrong] = rng.choice(text.tokens, int(wrong.sum()))
         weights = weights + np.where(masked, 0, 1 / size)
-    tokens = np.concatenate([text.tokens[:start], noisy])
-    count = len(tokens)
+    return _seeing_all(text.tokens[:start], noisy, answer, weights)
+
+
+def staged_rows(text: Text, rng: np.random.Generator, size: int) -> list[ExampleRows]:
+    """Return prompt and canvas as they stand while blocks of `size` are filled (dParallel).
+
+    Blocks before a drawn one are there, those behind it are masks; of its own places half are
+    masked, and the other half in a second copy. These count alone.
+    """
+    answer = canvas(text, _canvas_length(text, rng))
+    block = np.arange(len(answer)) // size
+    drawn = int(rng.integers(block[-1] + 1))
+    mine = np.flatnonzero(block == drawn)
+    half = np.zeros(len(answer), dtype=np.bool_)
+    half[mine] = _drawn(rng, len(mine), len(mine) // 2)
+    out = []
+    for hidden in (half, (block == drawn) & ~half):
+        noisy = np.where(hidden | (block > drawn), MASK, answer)
+        weights = hidden / max(1, hidden.sum()) / 2
+        out.append(_seeing_all(text.tokens[: text.prompt_length], noisy, answer, weights))
+    return out
+
+
+def _seeing_all(
+    prompt: IntArray, noisy: IntArray, answer: IntArray, weights: ProbArray
+) -> ExampleRows:
+    count = len(prompt) + len(answer)
     return ExampleRows(
-        tokens,
+        np.concatenate([prompt, noisy]),
         np.arange(count),
         np.ones((count, count), dtype=np.bool_),
-        np.concatenate([text.tokens[:start], answer]),
-        np.concatenate([np.zeros(start), weights]),
+        np.concatenate([prompt, answer]),
+        np.concatenate([np.zeros(len(prompt)), weights]),
     )
 
 

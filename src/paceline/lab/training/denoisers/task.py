@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -16,16 +17,18 @@ from paceline.lab.measure import parallel_tasks
 from paceline.lab.training import checkpoint
 from paceline.lab.training.card import card_of
 from paceline.lab.training.data import Text
-from paceline.lab.training.denoisers.decode import Way, answered, decode
+from paceline.lab.training.denoisers.decode import Way, answered, best_tokens, decode
 from paceline.lab.training.denoisers.files import LICENCE, denoiser, save_denoiser
 from paceline.lab.training.denoisers.rows import (
     BLOCKS,
     MASK,
     ExampleRows,
+    PackedRows,
     block_rows,
     full_rows,
     order_rows,
     pack,
+    staged_rows,
     text_of,
     vocabulary,
 )
@@ -107,6 +110,8 @@ class DenoiserTask(TrainingTask[DenoiserRecipe, dict[str, dict[str, float]]]):
 
     def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
         packed = pack(noised(texts, self.recipe, step))
+        if self.recipe.guesses:
+            packed = self._guessed(packed, np.random.default_rng((self.recipe.seed, step, 2)))
         logits = self.model.packed(packed.tokens, packed.positions, packed.sees)
         counted = packed.weights > 0
         each = functional.cross_entropy(logits[counted], packed.labels[counted], reduction="none")
@@ -116,6 +121,13 @@ class DenoiserTask(TrainingTask[DenoiserRecipe, dict[str, dict[str, float]]]):
             shown = logits[counted][hidden], packed.labels[counted][hidden]
             loss = loss + self.recipe.certainty * certainty_loss(*shown)
         yield loss, float(loss.detach())
+
+    def _guessed(self, packed: PackedRows, draws: np.random.Generator) -> PackedRows:
+        # Some masks are filled by the module itself; what is wrong there must be put right.
+        _, best = best_tokens(self.model, packed)
+        filled = torch.from_numpy(draws.random(best.shape) < self.recipe.guesses)
+        filled &= (packed.tokens == MASK) & (packed.weights > 0)
+        return packed._replace(tokens=packed.tokens.where(~filled, torch.from_numpy(best)))
 
     def judge(self) -> dict[str, dict[str, float]]:
         ways: dict[str, tuple[Way, int]] = {self.recipe.kind: (self.recipe.kind, 0)}
@@ -166,6 +178,8 @@ def certainty_loss(logits: Tensor, labels: Tensor, temperature: float = 0.5) -> 
 def noised(texts: Sequence[Text], recipe: DenoiserRecipe, step: int) -> list[ExampleRows]:
     """Return the rows of a step's batch, a function of the recipe's seed and the step."""
     rng = np.random.default_rng((recipe.seed, step, 1))
+    if recipe.stages:
+        return [each for text in texts for each in staged_rows(text, rng, recipe.stages)]
     if recipe.kind == "full":
         return [full_rows(text, rng, recipe.corrupt) for text in texts]
     if recipe.kind == "order":
