@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 79_521,
+    "lines": 79_556,
     "lines of methods": 14_222,
     "modules": 499,
     "docstrings": 0.14,

@@ -72,7 +72,7 @@ class Live:
         self._spoken: BoolArray = np.zeros(0, np.bool_)  # by chunk, from the window's first one on
         self._known = 0  # samples of the window that the last step has heard
         self._words = 0  # of its caption, those of the window
-        self._final: list[str] = []
+        self._before: list[str] = []  # final words that the window has lost
         self._agreement = Agreement()
         self._step: Transcription | None = None
         self._texts: tuple[tuple[int, ...], ...] = ()  # of the last steps, the newest first
@@ -105,10 +105,9 @@ class Live:
             if len(self._samples) < LEAST or not due:
                 return None
             window = self._samples[:WINDOW]
-            before = self._final[: len(self._final) - self._agreement.settled]
             asked = self._asked
             if self._listener.continues:
-                asked = replace(asked, prompt=" ".join([asked.prompt, *before]).strip())
+                asked = replace(asked, prompt=" ".join([asked.prompt, *self._before]).strip())
             self._step = self._listener.begin(window, asked)
             self._step.likely, self._known = (*chain(*self._texts),), len(window)
         return self._step.next()
@@ -136,15 +135,15 @@ class Live:
             cuts += [cut for cut in zip(told, ends, strict=True) if cut[1] <= agreement.settled]
         cut, gone = cuts[-1]
         final += agreement.settle(gone)
-        self._final += final
         draft = words[agreement.settled :]
         drafted = self._drafted(done, words)[agreement.settled :]
         if len(done.token_ids) > 1:  # a text, and no answer to whether there is speech
             texts = (done.token_ids, *self._texts[: _TEXTS - 1])
             self._texts = () if paused else tuple(self._ahead(each, cut) for each in texts)
         self._words = len(words) - gone
-        agreement.drop(gone)
-        del self._final[: -_TOLD - agreement.settled]
+        self._before = [*self._before, *agreement.drop(gone)][-_TOLD:]
+        if paused:
+            self._agreement = Agreement()
         self._lose(cut)
         return LiveCaption(final, draft, drafted, lag)
 
