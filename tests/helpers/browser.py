@@ -110,6 +110,8 @@ def browser(folder: Path) -> Iterator[Page]:
     # The protocol wants descriptors 3 and 4, so a shell puts them there.
     command = f'exec "$0" "$@" 3<&{to_read} 4>&{from_write}'
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    # A microphone that beeps, and may be listened to.
+    flags += [f"--use-fake-{part}-for-media-stream" for part in ("ui", "device")]
     flags += ["--remote-debugging-pipe", f"--user-data-dir={folder}", "--no-first-run"]
     process = subprocess.Popen(
         ["bash", "-c", command, PROGRAM, *flags],

@@ -10,17 +10,23 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import uvicorn
+from PIL import Image
 from tests.helpers import browser as browsers
 from tests.helpers import table_engines as engines
 from tests.helpers.browser import Page
 from tests.helpers.serving import CHAT, TEXT, Json, run, served
+from tests.helpers.tiny_vision import talking
+from tests.listening.test_windows import engine as listener
 
+import paceline
+from paceline.engine.engine import Engine
 from paceline.methods.prompt_lookup import PromptLookup
 from paceline.serving import http
 from paceline.serving.app import Service
@@ -145,8 +151,9 @@ class Scripted(engines.Target):
 class Site:
     """A server on a socket, in a thread."""
 
-    def __init__(self, keys: tuple[str, ...] = ()) -> None:
+    def __init__(self, keys: tuple[str, ...] = (), engine: Engine | None = None) -> None:
         self.target = Scripted()
+        self._engine = engine or engines.make(self.target, PromptLookup())
         self._ready = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
@@ -156,7 +163,7 @@ class Site:
 
     async def _serve(self, keys: tuple[str, ...]) -> None:
         self.service = Service(Settings(), keys)
-        self.service.open(served(engines.make(self.target, PromptLookup())))
+        self.service.open(served(self._engine))
         config = uvicorn.Config(self.service.app, lifespan="off", log_config=None)
         self._server = uvicorn.Server(config)
         self._loop = asyncio.get_running_loop()
@@ -199,7 +206,12 @@ def page(window: Page, site: Site) -> Iterator[Page]:
     window.until("$('model').textContent === 'tables'")
     yield window
     window.run("localStorage.clear(); turns = []")
-    assert [line for line in window.console if "recommendation" not in line] == []
+    assert complaints(window) == []
+
+
+def complaints(page: Page) -> list[str]:
+    mild = ('"source": "recommendation"', '"source": "deprecation"')
+    return [line for line in page.console if not any(each in line for each in mild)]
 
 
 def say(page: Page, text: str = "the quick") -> None:
@@ -362,6 +374,7 @@ def test_settings_are_sent(page: Page) -> None:
     body = page.run("JSON.parse(bodies.at(-1))")
     assert [message["role"] for message in body.pop("messages")] == ["system", "user"]
     assert body == {
+        "model": "tables",
         "temperature": 0,
         "top_p": None,
         "max_tokens": 9,
@@ -561,3 +574,104 @@ def test_saved_tools_that_are_no_json_are_told_with_their_place(
     assert place in page.run("$('told').textContent")
     assert page.run("turns.length") == 0
     page.run("$('close').click()")
+
+
+HELD = "document.querySelectorAll('#held img')"
+
+
+@needs_browser
+def test_pictures_are_sent_made_smaller_shown_and_kept(window: Page, tmp_path: Path) -> None:
+    talking("smolvlm", tmp_path / "model")
+    engine = paceline.load(str(tmp_path / "model"), precision="fp32", runtime="cpu", threads=1)
+    numbers = np.random.default_rng(5).integers(0, 256, (600, 1500, 3), dtype=np.uint8)
+    for name, pixels in (("small.png", numbers[:40, :50]), ("large.jpg", numbers)):
+        Image.fromarray(pixels).save(tmp_path / name)
+    (tmp_path / "broken.png").write_bytes((tmp_path / "small.png").read_bytes()[:60])
+
+    def pick(*names: str) -> None:
+        node = window.call("Runtime.evaluate", expression="$('pick')")["result"]["objectId"]
+        files = [str(tmp_path / name) for name in names]
+        window.call("DOM.setFileInputFiles", files=files, objectId=node)
+
+    site = Site(engine=engine)
+    try:
+        window.look(360, 640)
+        window.console.clear()
+        window.open(site.url)
+        window.until("$('add').hidden === false")
+        window.run("fields.max_tokens.value = '5'; fields.temperature.value = '0'")
+        pick("small.png", "large.jpg", "small.png")
+        window.until(f"{HELD}.length === 3")
+        window.run("document.querySelectorAll('#held button')[2].click()")
+        assert window.run("document.activeElement.parentNode.id") == "held"
+        pick("broken.png")
+        window.until("$('full').textContent.includes('broken.png is no picture')")
+        sent = window.run("held")
+        assert sent[0].split(",")[0] == "data:image/png;base64"
+        small = base64.b64decode(sent[0].split(",")[1])
+        assert small == (tmp_path / "small.png").read_bytes()
+        assert window.run(f"[...{HELD}].map(i => [i.naturalWidth, i.naturalHeight])") == [
+            [50, 40],
+            [1024, 410],
+        ]
+        say(window, "What is this?")
+        window.until(DONE)
+        assert window.run("[held.length, document.querySelectorAll('.user img').length]") == [0, 2]
+        assert window.run("[document.documentElement.scrollWidth, innerWidth]") == [360, 360]
+        told = answer(window)
+        parts: list[Json] = [{"type": "image_url", "image_url": {"url": url}} for url in sent]
+        parts.append({"type": "text", "text": "What is this?"})
+        asked = {"messages": [{"role": "user", "content": parts}], "temperature": 0}
+        reply = httpx.post(site.url + CHATS[1:], json=asked | {"max_tokens": 5}, timeout=20)
+        assert reply.json()["choices"][0]["message"]["content"] == told
+        window.open(site.url)
+        assert window.run("[...document.querySelectorAll('.user img')].map(i => i.src)") == sent
+        window.run("document.querySelector('.user .note button').click()")  # edit
+        window.run("document.querySelector('.editing textarea').value = ''")
+        window.run("document.querySelector('.editing .note button').click()")
+        window.until(f"turns[0].content === '' && turns.length === 2 && {DONE}")
+        assert window.run("turns[0].pictures") == sent
+        assert [each["type"] for each in window.run("request(1, turns).messages[0].content")] == [
+            "image_url",
+            "image_url",
+        ]
+        assert complaints(window) == []
+    finally:
+        window.run("localStorage.clear(); turns = []")
+        site.stop()
+
+
+@needs_browser
+def test_a_model_of_text_is_offered_no_picture(page: Page) -> None:
+    assert page.run("$('add').hidden") is True
+    page.run("addPictures([new File(['x'], 'a.png', {type: 'image/png'})])")
+    assert page.run("held.length") == 0
+
+
+@needs_browser
+def test_what_is_spoken_comes_into_the_box(window: Page) -> None:
+    site = Site(engine=listener())
+    try:
+        window.console.clear()
+        window.open(site.url)
+        window.until("$('mic').hidden === false")
+        window.run("$('box').value = 'Before'; events = []")
+        window.run(
+            "const Real = WebSocket; window.WebSocket = class extends Real {"
+            "set onmessage(hear) { super.onmessage = (event) => {"
+            "events.push(JSON.parse(event.data)); hear(event); }; } }"
+        )
+        window.run("$('mic').click()")
+        window.until("$('mic').textContent === 'Stop speaking' && speech.context")
+        window.run("new Promise((done) => setTimeout(done, 2500))")
+        window.run("$('mic').click()")
+        window.until("$('mic').textContent === 'Speak'")
+        told = window.run("events")
+        assert told[-1]["type"].endswith("transcription.completed")
+        whole = f"Before {told[-1]['transcript']}".strip()
+        assert window.run("$('box').value.trim()") == whole
+        assert window.run("$('full').textContent") == ""
+        assert complaints(window) == []
+    finally:
+        window.run("$('box').value = ''")
+        site.stop()
