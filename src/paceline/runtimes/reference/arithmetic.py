@@ -5,7 +5,7 @@ Sums have one order, multiply-adds are rounded once where `fma` stands, and noth
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -233,10 +233,48 @@ def turns(angles: ProbArray, factor: float) -> tuple[LogitArray, LogitArray]:
     return (factor * first).astype(np.float32), (factor * second).astype(np.float32)
 
 
-def _weights(scores: LogitArray, highest: LogitArray) -> LogitArray:
-    # e^(scores - highest), 0 for keys that are not seen.
+class ChunkSums(NamedTuple):
+    """What a chunk of keys gives each query.
+
+    Attributes:
+        highest: `[rows, heads]`, of its scores; minus infinity where a row sees none.
+        weight: likewise, the sum of its weights relative to that.
+        values: `[rows, heads, width]`, the weighted sum of its values.
+    """
+
+    highest: LogitArray
+    weight: LogitArray
+    values: LogitArray
+
+
+def relative(scores: LogitArray, highest: LogitArray) -> LogitArray:
+    """Return e^(scores - highest), 0 for keys that are not seen."""
     some = np.where(np.isinf(highest), np.float32(0), highest)
     return np.where(np.isinf(scores), np.float32(0), exponential(scores - some))
+
+
+def attention_parts(
+    queries: LogitArray, keys: LogitArray, values: LogitArray, paths: IntArray
+) -> list[ChunkSums]:
+    """Return what each chunk gives, in order; arguments are as of `attention`."""
+    scores = np.zeros((*queries.shape[:2], len(keys)), np.float32)
+    for d in range(queries.shape[2]):
+        scores = fma(queries[:, :, d, None], keys[:, :, d].T, scores)
+    scores = np.take_along_axis(scores, np.maximum(paths, 0)[:, None], axis=2)
+    scores[np.broadcast_to(paths[:, None] < 0, scores.shape)] = -np.inf
+    parts = []
+    for begin in range(0, paths.shape[1], CHUNK):
+        own = scores[..., begin : begin + CHUNK]
+        highest = own.max(-1)
+        shares = relative(own, highest[..., None])
+        lanes = shares.reshape(*shares.shape[:2], -1, LANES).swapaxes(2, 3)
+        mean = np.zeros_like(queries)
+        for place in range(CHUNK):
+            if (paths[:, begin + place] >= 0).any():
+                value = values[paths[:, begin + place]]
+                mean = fma(shares[..., place, None], value, mean)
+        parts.append(ChunkSums(highest, folded(in_order(lanes)), mean))
+    return parts
 
 
 def attention(
@@ -256,34 +294,17 @@ def attention(
             multiple of `CHUNK`.
         sinks: `[heads]` scores of no key, the first of all; None for none.
     """
-    scores = np.zeros((*queries.shape[:2], len(keys)), np.float32)
-    for d in range(queries.shape[2]):
-        scores = fma(queries[:, :, d, None], keys[:, :, d].T, scores)
-    scores = np.take_along_axis(scores, np.maximum(paths, 0)[:, None], axis=2)
-    scores[np.broadcast_to(paths[:, None] < 0, scores.shape)] = -np.inf
-    highest, weight, sums = [], [], []
-    for begin in range(0, paths.shape[1], CHUNK):
-        own = scores[..., begin : begin + CHUNK]
-        highest.append(own.max(-1))
-        shares = _weights(own, highest[-1][..., None])
-        lanes = shares.reshape(*shares.shape[:2], -1, LANES).swapaxes(2, 3)
-        weight.append(folded(in_order(lanes)))
-        mean = np.zeros_like(queries)
-        for place in range(CHUNK):
-            if (paths[:, begin + place] >= 0).any():
-                value = values[paths[:, begin + place]]
-                mean = fma(shares[..., place, None], value, mean)
-        sums.append(mean)
-    sink = np.full_like(weight[0], -np.inf) if sinks is None else np.zeros_like(weight[0]) + sinks
-    top = np.max([sink, *highest], axis=0)
-    total = _weights(sink, top)
-    factors = [_weights(each, top) for each in highest]
-    for each, factor in zip(weight, factors, strict=True):
-        total = fma(each, factor, total)
-    out, *others = zip(sums, factors, strict=True)
-    mean = out[0] * (out[1] / total)[..., None]
-    for each, factor in others:
-        mean = fma(each, (factor / total)[..., None], mean)
+    parts = attention_parts(queries, keys, values, paths)
+    highest = parts[0].highest
+    sink = np.full_like(highest, -np.inf) if sinks is None else np.zeros_like(highest) + sinks
+    top = np.max([sink, *(part.highest for part in parts)], axis=0)
+    total = relative(sink, top)
+    factors = [relative(part.highest, top) for part in parts]
+    for part, factor in zip(parts, factors, strict=True):
+        total = fma(part.weight, factor, total)
+    mean = parts[0].values * (factors[0] / total)[..., None]
+    for part, factor in zip(parts[1:], factors[1:], strict=True):
+        mean = fma(part.values, (factor / total)[..., None], mean)
     return mean
 
 
