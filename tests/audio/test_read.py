@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.audio.decoders import mp3_frame
 from paceline.audio.mel import RATE
 from paceline.audio.read import TooLong, live_sound, read_sound
 from paceline.errors import InvalidOption
@@ -242,6 +243,21 @@ def test_a_sound_that_comes_is_that_of_a_file(rate: int, tmp_path: Path) -> None
     assert len(parts) < 40
     wrong = np.concatenate([*live_sound(io.BytesIO(raw), 2 * rate)])
     assert len(wrong) == len(whole) / 2
+
+
+def test_mp3_without_a_tag_is_told_from_numbers() -> None:
+    # MPEG 1 at 128 kbit/s and 44.1 kHz, padded; MPEG 2 at 64 kbit/s and 24 kHz.
+    for head, size in ((b"\xff\xfb\x92\x00", 418), (b"\xff\xf3\x84\xc4", 192)):
+        frame = head + bytes(size - 4)
+        with pytest.raises(InvalidOption, match="standard input is mp3: convert it"):
+            [*live_sound(io.BytesIO(3 * frame))]
+        # The same bytes, and no second frame: numbers, none of which is lost.
+        numbers = head + bytes(range(1, 251)) * 4
+        [*parts] = live_sound(io.BytesIO(numbers))
+        assert np.array_equal(
+            np.concatenate(parts), np.frombuffer(numbers, "<i2").astype(np.float32) / 32768
+        )
+    assert mp3_frame(b"\xff\xff\x10\x00") == mp3_frame(b"\xff\xfb") == 0
 
 
 # Other files, by packages.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,6 +126,34 @@ def test_a_tokenizer_of_another_model_is_refused() -> None:
     own.tokenizer = TOKENIZER
     with pytest.raises(ModelError, match=r"no <\|startoftranscript\|>"):
         Listener(own)
+
+
+def test_what_files_suppress_is_never_said(tmp_path: Path) -> None:
+    own = engine(rows=75)
+    silent, first = Listener(own).rules.suppressed, Listener(own).rules.first
+    assert Listener(own, tmp_path).rules == Listener(own, tmp_path / "model.bin").rules
+    marks = {each for each in MARKED.values() if each != END}
+    for file, suppressed, begins in (
+        ("config.json", "suppress_ids", "suppress_ids_begin"),
+        ("generation_config.json", "suppress_tokens", "begin_suppress_tokens"),
+    ):
+        (tmp_path / file).write_text(json.dumps({suppressed: [3, 5], begins: [7]}))
+        rules = Listener(own, tmp_path).rules
+        assert rules.suppressed == tuple(sorted({3, 5} | marks))
+        assert rules.first == (7,)
+    # The list of how to generate counts; one that is empty too, and -1 is Whisper's own.
+    told = tmp_path / "generation_config.json"
+    told.write_text(json.dumps({"suppress_tokens": [], "begin_suppress_tokens": None}))
+    assert Listener(own, tmp_path).rules.suppressed == tuple(sorted(marks))
+    assert Listener(own, tmp_path).rules.first == (7,)
+    (tmp_path / "config.json").unlink()
+    told.write_text(json.dumps({"suppress_tokens": [-1]}))
+    assert Listener(own, tmp_path).rules.suppressed == silent
+    assert Listener(own, tmp_path).rules.first == first
+    for wrong, why in (([99], "has 99, no token"), ("7", "no list"), ([True], "no list")):
+        told.write_text(json.dumps({"suppress_tokens": wrong}))
+        with pytest.raises(ModelError, match=f"suppress_tokens.*{why}"):
+            Listener(own, tmp_path)
 
 
 def test_a_prompt_without_a_sound_is_refused() -> None:

@@ -12,6 +12,11 @@ from paceline.audio.wav import Samples, Sound
 from paceline.errors import InvalidOption
 
 _BLOCK = 1 << 16  # samples that are read at once
+# Thousands of bits a second of a frame of mp3, of MPEG 1 and of the later ones.
+_KILOBITS = (
+    (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+)
 
 
 def coded_sound(file: BinaryIO, name: str, why: str) -> Sound:
@@ -38,6 +43,18 @@ def coded_sound(file: BinaryIO, name: str, why: str) -> Sound:
             said = str(getattr(error, "error_string", error)).strip().rstrip(".")
             why += f"; {package} says: {said}"
     raise InvalidOption(f"{name} cannot be read ({why}): {missing}convert it to WAV")
+
+
+def mp3_frame(head: bytes) -> int:
+    """Return how many bytes a frame of MPEG's layer III has that begins so; 0 if none does."""
+    if len(head) < 3 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2 or head[1] & 0x18 == 8:
+        return 0
+    first, (rate, bits) = head[1] & 0x18 == 0x18, (head[2] >> 2 & 3, head[2] >> 4)
+    if rate == 3 or not 0 < bits < 15:
+        return 0
+    slower = 1 if first else 2 if head[1] & 0x10 else 4
+    size = (144 if first else 72) * 1000 * _KILOBITS[not first][bits - 1]
+    return size * slower // (44_100, 48_000, 32_000)[rate] + (head[2] >> 1 & 1)
 
 
 def _by_soundfile(file: BinaryIO, name: str) -> Sound:

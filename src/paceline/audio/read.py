@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from paceline.audio.decoders import coded_sound
+from paceline.audio.decoders import coded_sound, mp3_frame
 from paceline.audio.mel import RATE
 from paceline.audio.resample import Resampler
 from paceline.audio.wav import (
@@ -80,7 +80,11 @@ def live_sound(file: BinaryIO, rate: int = RATE) -> Iterator[LogitArray]:
     Raises InvalidOption as `read_sound`, and for streams in other containers.
     """
     name, head = "standard input", file.read(HEAD)
-    if coded := [kind for kind, mark in _CONTAINERS.items() if mark in head]:
+    coded = [kind for kind, mark in _CONTAINERS.items() if mark in head]
+    if not coded and (size := mp3_frame(head)):  # numbers may begin so, too
+        head += file.read((size + 3) // 2 * 2 - HEAD)
+        coded = ["mp3"] if head[size : size + 2] == head[:2] else []
+    if coded:
         raise InvalidOption(f"{name} is {coded[0]}: convert it, for example by ffmpeg -f wav -")
     try:
         whole = is_wav(head)

@@ -160,7 +160,7 @@ class _Writer:
             engine, source = o.load(asked)
         if source.config.encoder is None:
             raise InvalidOption(f"{source.name} hears nothing: give a Whisper with --model")
-        self._listener, self._wanted = Listener(engine), wanted
+        self._listener, self._wanted = Listener(engine, source.path), wanted
         self._listener.begin(np.zeros(0, np.float32), wanted)  # can it?
         self._decode, self._model = engine.tokenizer.decode, source.fingerprint
         self._silence = None if finds is None else hashlib.sha256(finds.read_bytes()).hexdigest()

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from paceline.core.constraint import ReadsLogits
 from paceline.core.types import BoolArray, LogitArray, ProbArray
-from paceline.errors import InvalidOption
+from paceline.errors import InvalidOption, ModelError
 from paceline.models.text import Tokenizer
+from paceline.models.tokenizer import read_json
 
 STEP = 0.02
 """Seconds from one timestamp to the next."""
@@ -29,6 +31,7 @@ _PAIRS = ("<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "
 _MORE = ("[[", "]]", "{{", "}}", "♪♪", "♪♪♪")
 _NOTES = "♩♪♫♬♭♮♯"
 _INNER = (" -", " '")
+_BEGINS = ("begin_suppress_tokens", "suppress_ids_begin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,29 @@ def unspoken(tokenizer: Tokenizer) -> set[int]:
             if len(ids) == 1 or sign in _NOTES:
                 found.add(ids[0])
     return found
+
+
+def unsaid_of(path: Path, vocabulary: int) -> tuple[set[int] | None, tuple[int, ...] | None]:
+    """Return the tokens that a model's directory suppresses, and those that begin no text.
+
+    None is for a list that its files do not have; ModelError names one that is no list of tokens.
+    """
+
+    def of(*names: str) -> list[int] | None:
+        for file in ("generation_config.json", "config.json"):
+            found = read_json(path / file)
+            for name in (each for each in names if found.get(each) is not None):
+                ids = found[name]
+                if not isinstance(ids, list) or {*map(type, ids)} - {int}:
+                    raise ModelError(f"{path / file}: {name} is no list of tokens: mend it")
+                if ids != [-1]:  # which asks for Whisper's own
+                    if wrong := [each for each in ids if not 0 <= each < vocabulary]:
+                        raise ModelError(f"{path / file}: {name} has {wrong[0]}, no token: mend it")
+                    return ids
+        return None
+
+    suppressed, first = of("suppress_tokens", "suppress_ids"), of(*_BEGINS)
+    return None if suppressed is None else {*suppressed}, None if first is None else (*first,)
 
 
 class TranscriptState(ReadsLogits):

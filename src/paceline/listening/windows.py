@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from paceline.core.types import LogitArray, SamplingParams, Speculation
 from paceline.engine.engine import Completion, Engine, Prepared
 from paceline.engine.hearing import Speech
 from paceline.errors import InvalidOption, ModelError
-from paceline.listening.timestamps import Segment, TranscriptRules, segments_of, unspoken
+from paceline.listening.timestamps import Segment, TranscriptRules, segments_of, unsaid_of, unspoken
 
 LEAST = RATE // 10
 """Samples that are worth a window."""
@@ -79,12 +80,17 @@ class HeardWindow(NamedTuple):
 class Listener:
     """Transcribes with an engine whose model hears."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, path: Path | None = None) -> None:
         """Bind it.
+
+        Args:
+            engine: whose model hears.
+            path: of its files, which may say what is never said; else it is what Whispers leave
+                out, signs and marks of music.
 
         Raises:
             InvalidOption: the model hears nothing.
-            ModelError: its tokenizer is no Whisper's.
+            ModelError: its tokenizer is no Whisper's, or its files name what is no token.
         """
         target = engine.decoder.target
         if not isinstance(target, Listens) or not target.mels:
@@ -97,8 +103,10 @@ class Listener:
         times = known["<|notimestamps|>"] + 1
         end, blank = known["<|endoftext|>"], engine.tokenizer.plain(" ")
         marks = {each for each in known.values() if each < times and each != end}
-        silent = tuple(sorted(marks | unspoken(engine.tokenizer)))
-        self.rules = TranscriptRules(vocabulary, end, times, silent, (*blank, end))
+        own, begin = (None, None) if path is None else unsaid_of(path, vocabulary)
+        silent = tuple(sorted(marks | (unspoken(engine.tokenizer) if own is None else own)))
+        first = (*blank, end) if begin is None else begin
+        self.rules = TranscriptRules(vocabulary, end, times, silent, first)
         # English models, of one id less, know neither languages nor tasks.
         found = [(re.fullmatch(r"<\|([a-z]{2,3})\|>", name), each) for name, each in known.items()]
         self.languages = (

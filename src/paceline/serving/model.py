@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from time import time
 
 from paceline.audio.silence import SpeechFinder
@@ -56,7 +57,7 @@ class ServedModel:
         self.style = find_style(self.tokenizer.template_for(tools=True))
         self.compact_json = False
         self.allow_chat_template = False
-        self.listener = Listener(engine) if engine.hears else None
+        self.listener = Listener(engine, Path(path)) if engine.hears else None
         self.longest_sound: float | None = None
         self.finder: SpeechFinder | None = None  # of speech in sounds; without, it may be anywhere
 

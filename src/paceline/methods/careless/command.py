@@ -37,7 +37,7 @@ def causal(
 
     use_threads(asked.threads)
     engine, source = o.load(replace(asked, drafter="none"))
-    listener = Listener(engine)
+    listener = Listener(engine, source.path)
     sounds = read_spoken(data, engine.tokenizer, _LONGEST)
     require(len(sounds) >= _HELD_OUT, "sounds", len(sounds), f"{_HELD_OUT} or more")
     apart = sounds[_HELD_OUT - 1 :: _HELD_OUT]
