@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 79_633,
+    "lines": 79_669,
     "lines of methods": 14_456,
     "modules": 500,
     "docstrings": 0.14,

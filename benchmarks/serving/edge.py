@@ -26,6 +26,7 @@ from benchmarks.serving.speed import start
 
 import paceline
 from paceline.errors import PacelineError
+from paceline.lab.measure import results
 from paceline.lab.measure.machine import dumps, machine
 from paceline.lab.measure.prompts import BUILT_IN, spread
 
@@ -56,6 +57,28 @@ async def streams(url: str, prompts: Sequence[list[int]], body: Json) -> tuple[f
     return seconds, [each.json()["choices"][0]["token_ids"] for each in found]
 
 
+def record(given: argparse.Namespace, rows: Sequence[Json]) -> None:
+    """Write what does not depend on who else uses the machine."""
+    names = {"devices": 0, "rounds_per_token": 2, "rows_per_round": 1, "drafted_share": 2}
+    columns = [*(name.replace("_", " ") for name in names), "same texts"]
+    quick = [each for each in rows if each["latency"] == rows[0]["latency"]]
+    table = [[*(round(r[k], n) for k, n in names.items()), f"{r['identical']:.0%}"] for r in quick]
+    model, draft = Path(given.model).name, Path(given.draft_model).name
+    results.record(
+        given.record / "serving-edge.json",
+        f"Devices that draft for a server: {model}, drafted by {draft}",
+        "batching",
+        f"python -m benchmarks.serving.edge --model {model} --draft-model {draft} "
+        f"--clients {given.clients} --tokens {given.tokens}",
+        columns,
+        table,
+        "A round is one forward of the server, shared by all devices whose drafts are there: *rows "
+        "per round* of each. *Drafted share*: of the tokens, those that the device had foreseen. "
+        "A server of tokens alone takes a forward for every one.",
+        {"rounds per token": table[0][1], f"with {table[-1][0]} devices": table[-1][1]},
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and print a row per number of devices and latency."""
     parser = argparse.ArgumentParser(prog="edge", description="Devices that draft for a server.")
@@ -67,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=1, help="of the server, and of a device")
     parser.add_argument("--port", type=int, default=8391)
+    parser.add_argument("--record", type=Path, help="folder of results: adds the table there")
     given = parser.parse_args(argv)
     url = f"http://127.0.0.1:{given.port}"
     sizes = [int(each) for each in given.clients.split(",")]
@@ -110,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         "devices": size,
                         "latency": latency,
                         "rounds_per_token": rounds / tokens,
+                        "rows_per_round": 1 + sum(each.drafted for each in devices) / rounds,
                         "drafted_share": sum(each.accepted for each in devices) / tokens,
                         "tokens_per_second": tokens / seconds,
                         "streams_tokens_per_second": tokens / alone,
@@ -123,6 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         server.terminate()
         server.wait()
     print(dumps({"machine": machine(), "rows": rows}, indent=1))
+    if given.record:
+        record(given, rows)
     return 0
 
 

@@ -91,6 +91,8 @@ def test_options_of_a_lines_method(command: Command, loads: list[Options], tmp_p
     assert "`lookahead:length=2 --nodes 32`" in shown
     assert any("judge:head=head.safetensors" in each for each in shown), "files without folders"
     assert "--with lookahead:length=2" in result["command"]
+    several = "fuse+eagle3:growth=iid-2+datastore:index=/of/it --nodes 8"
+    assert methods.folders(several) == several.replace("/of/", "")
     of = methods.with_options(claims.lines(), ["lookahead:length=2"])
     [alone] = claims.chosen(of, ["length="], [])
     assert alone.system == "Lookahead Decoding"

@@ -344,3 +344,53 @@ def test_blocks_of_unequal_size_are_text_that_is_causal_and_images_that_are_whol
     assert (visible(places, places, "block", places) == np.tri(7, dtype=bool)).all()
     equal = visible(places, places, "block", np.array([0, 3, 6]))
     assert (equal == visible(places, places, "block", 3)).all()
+
+
+@pytest.mark.parametrize("sampler", ["counts", "threshold:tau=0.02", "freedave>counts"])
+@pytest.mark.parametrize("block", [4, 12])
+def test_behind_a_causal_prompt_the_answer_has_blocks_of_its_own(sampler, block):
+    target = network("block", autoregressive=True)
+    begin, seen, texts = len(PROMPT), [], []
+    for prompt_rows in ("causal", "blocks"):
+        given = {"prompt_rows": prompt_rows}
+        options = CanvasParams(sampler, block, "none", **given)
+        texts.append(decode_text(target, options).generated)
+        kept = decode_text(target, CanvasParams(sampler, block, "exact", **given))
+        assert kept.generated == texts[-1]
+        decoder, sequence = decoder_of_network(target), start_network(target, options)
+        decoder.admit(sequence)
+        ask = sequence.work.process.ask()
+        seen.append((ask.places, ask.sees, sequence.work.process.canvas.block))
+        target.release(sequence.cache)
+    assert texts[0] != texts[1]
+    places, sees, first = seen[0]
+    assert first == range(begin, begin + block)
+    assert places.tolist() == list(range(begin + block))
+    for row in places:
+        for key in places:
+            assert sees[row, key] == (key <= row if row < begin else True)
+    assert seen[1][2].start == begin // block * block, "blocks are counted from the prompt's begin"
+
+
+def test_an_image_behind_a_causal_prompt_is_filled_as_on_the_whole_canvas():
+    # Blocks of one and the image as one: the row of every place by the model's own forward.
+    target = network("block", autoregressive=True)
+    options = CanvasParams("counts:steps=1", 12, prompt_rows="causal")
+    found = decode_text(target, options)
+    tokens = np.array([*PROMPT, *[3] * 12])
+    places = np.arange(len(tokens))
+    sees = visible(places, places, "block", np.arange(len(PROMPT) + 1))
+    cache = target.open()
+    [output] = target.forward([Rows.block(cache, tokens, places, sees)])
+    target.release(cache)
+    logits = output.logits[len(PROMPT) :].copy()
+    logits[:, 3] = -np.inf
+    assert found.generated == logits.argmax(axis=1).tolist()
+
+
+def test_a_causal_prompt_is_for_models_with_blocks():
+    for attention in ("full", "order", "causal"):
+        with pytest.raises(InvalidOption, match=f"attention is {attention}: leave it out"):
+            decode_text(network(attention), CanvasParams(prompt_rows="causal"))
+    with pytest.raises(InvalidOption, match="blocks or causal, not 'text'"):
+        CanvasParams(prompt_rows="text")

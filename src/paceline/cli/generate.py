@@ -42,6 +42,9 @@ def generate(
         "A filled end token of a canvas does nothing before its turn (fill), cuts the "
         "canvas (cut), or is banned but at the first masked place (hold).",
     ] = "fill",
+    prompt_rows: Annotated[
+        str, "Of a canvas with blocks: the prompt sees its blocks, or is causal (DiDA)."
+    ] = "blocks",
     show_steps: Annotated[bool, "Show the canvas as it fills, on a terminal live."] = False,
     max_new_tokens: o.MaxNewTokens = 256,
     sampling: o.SamplingOptions,
@@ -83,7 +86,8 @@ def generate(
         logprobs=logprobs,
     )
     within("--first-of", first_of, 1, 1024)
-    denoising = CanvasParams(ending=ending, steps=show_steps)  # type: ignore[arg-type]
+    asks = {"ending": ending, "prompt_rows": prompt_rows}
+    denoising = CanvasParams(**asks, steps=show_steps)  # type: ignore[arg-type]
     check_text("--system", system)
     constrain = constraint_of(json_schema, regex, grammar)
     several = {
@@ -92,6 +96,7 @@ def generate(
         "a constraint": constrain is not None,
         "--show-steps": show_steps,
         f"--ending {ending}": ending != "fill",
+        f"--prompt-rows {prompt_rows}": prompt_rows != "blocks",
     }
     for first, others in (
         ("--first-of", several if first_of > 1 else {}),

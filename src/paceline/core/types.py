@@ -240,6 +240,8 @@ class CanvasParams:
         ending: what a filled end token does: "fill" nothing until all before it is filled, "cut"
             ends the canvas there (EoTP), "hold" bans it but at the first masked place.
         steps: report what is filled at each step.
+        prompt_rows: of a model with blocks, the prompt's rows see their "blocks"; "causal" ones see
+            what stands before them, and the answer's blocks begin behind the prompt (DiDA).
     """
 
     sampler: str | None = None
@@ -247,6 +249,7 @@ class CanvasParams:
     cache: str | None = None
     ending: Literal["fill", "cut", "hold"] = "fill"
     steps: bool = False
+    prompt_rows: Literal["blocks", "causal"] = "blocks"
 
     def __post_init__(self) -> None:
         for name, kind, value in (
@@ -260,6 +263,8 @@ class CanvasParams:
             raise InvalidOption(f"block must be from 1 to {2**31 - 1}, not {self.block}")
         if self.ending not in ("fill", "cut", "hold"):
             raise InvalidOption(f"ending {self.ending!r} is unknown: use fill, cut or hold")
+        if self.prompt_rows not in ("blocks", "causal"):
+            raise InvalidOption(f"prompt_rows must be blocks or causal, not {self.prompt_rows!r}")
 
 
 @dataclass(frozen=True, slots=True)

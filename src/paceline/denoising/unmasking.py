@@ -33,8 +33,14 @@ ANY_BLOCK = 8
 def block_sizes(facts: CanvasTraits, options: CanvasParams, room: int) -> tuple[int, int]:
     """Return the places that are filled together, and the size of an attention block.
 
-    Raises InvalidOption if the one does not divide the other.
+    Raises InvalidOption if the one does not divide the other, or there are none to begin behind the
+    prompt.
     """
+    if options.prompt_rows == "causal" and facts.attention != "block":
+        raise InvalidOption(
+            f"prompt_rows=causal is for models with blocks, and this one's attention is "
+            f"{facts.attention}: leave it out"
+        )
     if facts.attention != "block":
         size = options.block or room
         return size, room
@@ -190,7 +196,13 @@ class Unmasking:
         if context.attention != "block":
             canvas.extend(canvas.end)
             canvas.span = range(len(canvas.tokens))
-        self._to_block(canvas.begin // self.size * self.size if self._aligned else canvas.begin)
+        # Blocks are counted from here.
+        self._origin = canvas.begin if context.options.prompt_rows == "causal" else 0
+        start = self._begin(canvas.begin, self.size)
+        self._to_block(start if self._aligned else canvas.begin)
+
+    def _begin(self, place: int, size: int) -> int:
+        return place - (place - self._origin) % size
 
     def log_likelihood(self, end: int) -> float | None:
         """Log q, in nats, of the answer under its sampler: a sum over the trace.
@@ -229,7 +241,7 @@ class Unmasking:
         while True:
             stop = min(start + self.size, canvas.end)
             if self._aligned:
-                first = start // self.span * self.span
+                first = self._begin(start, self.span)
                 canvas.extend(first + self.span)
                 canvas.span = range(first, min(first + self.span, canvas.end))
             canvas.block = range(start, stop)
@@ -249,11 +261,19 @@ class Unmasking:
         return Ask(
             tokens_at(canvas, places),
             places,
-            visible(places, places, facts.attention, self.span),
+            visible(places, places, facts.attention, self._blocks),
             wanted,
             None,
             plan.drop,
         )
+
+    @property
+    def _blocks(self) -> int | IntArray:
+        # Their size, or where each begins: every token of a causal prompt is one.
+        if not self._origin:
+            return self.span
+        answer = np.arange(self._origin, len(self.canvas.tokens), self.span)
+        return np.concatenate([np.arange(self._origin), answer])
 
     def _read(self) -> IntArray:
         # Places whose rows the distributions are read from.

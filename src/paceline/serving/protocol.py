@@ -96,6 +96,7 @@ class DenoisingOptions(Struct, forbid_unknown_fields=True):
     cache: Annotated[str, Meta(max_length=200)] | None = None
     ending: Literal["fill", "cut", "hold"] = "fill"
     steps: bool = False
+    prompt_rows: Literal["blocks", "causal"] = "blocks"
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):

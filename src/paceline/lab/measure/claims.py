@@ -143,6 +143,7 @@ class CanvasClaim(TableLine):
     beside: str = "counts"
     beside_cache: str | None = None
     ending: Literal["fill", "cut", "hold"] = "fill"
+    prompt_rows: Literal["blocks", "causal"] = "blocks"
     temperature: float = 0.0
     group: str = "Canvas"
 
@@ -151,7 +152,8 @@ class CanvasClaim(TableLine):
         """Return what stands beside, and the line's own."""
         beside = Setting(self.beside, self.block, self.beside_cache)
         alone = Setting(self.beside) if self.beside == AUTOREGRESSIVE else beside
-        return alone, Setting(self.sampler, self.block, self.cache, self.ending)
+        own = Setting(self.sampler, self.block, self.cache, self.ending, self.prompt_rows)
+        return alone, own
 
     def shown(self, draft: bool) -> str:
         return self.settings[1].label

@@ -294,7 +294,7 @@ def _temperature(line: Claim, cell: Measurement) -> float:
 
 def folders(text: str) -> str:
     """Return a text without the folders of the files that its options name."""
-    return re.sub(r"=[^,\s]*/", "=", text)
+    return re.sub(r"=[^=,\s]*/", "=", text)
 
 
 NOTE = (

@@ -32,6 +32,7 @@ class Setting(NamedTuple):
     block: int | None = None
     cache: str | None = None
     ending: Literal["fill", "cut", "hold"] = "fill"
+    prompt_rows: Literal["blocks", "causal"] = "blocks"
 
     @property
     def label(self) -> str:
@@ -39,13 +40,15 @@ class Setting(NamedTuple):
         parts += [f"block {self.block}"] if self.block is not None else []
         parts += [f"cache {self.cache}"] if self.cache is not None else []
         parts += [f"ending {self.ending}"] if self.ending != "fill" else []
+        parts += ["causal prompt"] if self.prompt_rows == "causal" else []
         return ", ".join(parts)
 
     @property
     def denoising(self) -> CanvasParams | None:
         if self.sampler == AUTOREGRESSIVE:
             return None
-        return CanvasParams(self.sampler, self.block, self.cache, self.ending)
+        parts = (self.sampler, self.block, self.cache, self.ending)
+        return CanvasParams(*parts, prompt_rows=self.prompt_rows)
 
 
 class Cell(NamedTuple):
