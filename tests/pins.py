@@ -131,10 +131,17 @@ FP32 = {"quantised": ("quantised",)}
 
 NETWORKS = (
     *("medusa", "eagle", "clover", "chimera", "falcon", "ctc", "specformer", "longspec"),
-    *("hidden-transfer", "imitation"),
+    *("hidden-transfer", "imitation", "msd", "vispec", "specvlm"),
 )
 """Without weights in the package: theirs are drawn here, so that drafts are junk, but always the
 same junk."""
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "msd": {"picture": 4},
+    "vispec": {"picture": 4},
+    "specvlm": {"picture": 4, "keep": 2},
+}
+"""Of those whose usual ones do not fit the pictures of tests."""
 
 TORCH = ("none", "eagle3", "kangaroo")
 """On the torch runtime, whose bits are those of one machine and one release of torch."""
@@ -412,7 +419,7 @@ def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
 def network(name: str) -> Path:
     """Weights of a network for the model, drawn."""
     source = model().source
-    made = catalogue.build(name, source.config, {})
+    made = catalogue.build(name, source.config, SETTINGS.get(name, {}))
     parameters = {each: drawn(f"{name} {each}", shape) for each, shape in made.shapes().items()}
     ids = np.arange(0, 4096, 2)
     path = folder() / f"{name}.safetensors"

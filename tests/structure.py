@@ -57,9 +57,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 79_669,
-    "lines of methods": 14_456,
-    "modules": 500,
+    "lines": 79_852,
+    "lines of methods": 14_973,
+    "modules": 507,
     "docstrings": 0.14,
     "loose": 6,
 }

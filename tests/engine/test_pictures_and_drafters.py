@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ from tests.helpers.tiny_vision import seeing
 
 from paceline.drafters.resources import Loaded
 from paceline.engine.engine import Completion, Engine
+from paceline.errors import InvalidOption
 from paceline.models.pictures import Picture
 from paceline.models.shown import PictureWords
 from paceline.models.vision import PictureReader, vision_of
+from paceline.networks import catalogue
+from paceline.networks.weights import Trained, load_network, save_network
 from paceline.registry import loading, table
 from paceline.runtimes.cpu.tower import CpuTower
 
@@ -101,6 +105,26 @@ def test_it_drafts_beside_a_picture(seer: Callable[[str], Loaded], drafter: str)
 def test_so_do_those_with_a_draft_model(seer: Callable[[str], Loaded], drafter: str) -> None:
     with pins.lasting():
         check(seer("fp32"), drafter, draft_model=pins.MODEL)
+
+
+@pytest.mark.parametrize(
+    ("name", "picture", "option", "says"),
+    [
+        ("msd", 8, "", "for pictures of 8 rows, and the model's have 4"),
+        ("vispec", 8, "", "train drafter vispec:picture=4`"),
+        ("msd", 4, ",online=2", "online learns of texts alone"),
+    ],
+)
+def test_weights_for_other_pictures_are_refused(
+    seer: Callable[[str], Loaded], tmp_path: Path, name: str, picture: int, option: str, says: str
+) -> None:
+    trained = load_network(pins.network(name))
+    network = catalogue.build(name, pins.model("file").source.config, {"picture": picture})
+    numbers = {each: np.ones(shape, np.float32) for each, shape in network.shapes().items()}
+    path = tmp_path / "weights.safetensors"
+    save_network(path, Trained(network, numbers, trained.draft_ids, trained.metadata))
+    with pytest.raises(InvalidOption, match=says):
+        loading.make_engine(seer("file"), drafter=f"{name}:weights={path}{option}")
 
 
 def test_the_picture_matters(seer: Callable[[str], Loaded]) -> None:

@@ -25,6 +25,9 @@ from paceline.methods.networks.longspec import LongSpec
 from paceline.methods.networks.medusa import Medusa
 from paceline.methods.networks.s2d import S2D
 from paceline.methods.networks.specformer import SpecFormer
+from paceline.methods.seeing.msd import Msd
+from paceline.methods.seeing.specvlm import SpecVlm
+from paceline.methods.seeing.vispec import ViSpec
 from paceline.models.config import ModelConfig
 from paceline.networks.base import Network, Shapes
 from paceline.networks.dflash import DFlash
@@ -61,6 +64,9 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "s2d": lambda: S2D(TINY, steps=3, layers=2),
     "block-parallel": lambda: BlockParallel(TINY, width=4),
     "dflash": lambda: DFlash(TINY, width=3),
+    "msd": lambda: Msd(TINY, steps=4, picture=6),
+    "vispec": lambda: ViSpec(TINY, steps=4, picture=6, queries=3),
+    "specvlm": lambda: SpecVlm(TINY, steps=4, picture=6, keep=2),
     "draft-lm": lambda: DraftLM(TINY, steps=4, layers=2, ffn_size=32),
     "kangaroo": lambda: Kangaroo(TINY, steps=4, exit=2),
     "imitation": lambda: Imitation(TINY, steps=4, exit=2, ffn_size=32),
@@ -128,7 +134,7 @@ def context_rows(
     """
     following = tokens[begin + 1 : end + 1].tolist()
     if network.reads_features:
-        return features[begin:end].numpy(), following
+        return np.pad(features[begin:end].numpy(), ((0, 0), (0, network.more))), following
     if begin == 0:
         following = [int(tokens[0]), *following]
     return np.zeros((len(following), 0)), following

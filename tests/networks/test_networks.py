@@ -131,6 +131,8 @@ def test_gradients_reach_every_parameter(name: str) -> None:
         loss.backward()
         optimiser.step()
     for parameter, each in trained.named().items():
+        if parameter.startswith("look."):  # of pictures alone: tests/methods/test_seeing.py
+            continue
         assert each.grad is not None, parameter
         assert (each.grad != 0).any(), parameter
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 def data(
     prompts: Annotated[
         list[Path] | None,
-        typer.Argument(help="JSONL files: turns, prompt, question or instruction."),
+        typer.Argument(
+            help="JSONL files: turns, prompt, question or instruction; and image, for a picture."
+        ),
     ] = None,
     *,
     out: Annotated[Path, "Folder for the shards; resumes."] = Path("data"),
@@ -32,10 +34,11 @@ def data(
     new_tokens: Annotated[int, "Longest answer in tokens."] = 256,
     self_written: Annotated[float, "Share of texts whose user turn the model writes, too."] = 0.5,
     temperatures: Annotated[str, "Of the answers, by turns; 0 is greedy."] = "0,0,0,1",
+    past_end: Annotated[bool, "Answers go on, whatever ends there."] = False,
     batch: Annotated[int, "Texts decoded together."] = 32,
     keep_features: o.KeepFeatures = None,
     seed: o.Seed = 0,
-    asked: Annotated[Options, o.Takes("model", *o.COMPUTE)],
+    asked: Annotated[Options, o.Takes("model", "mmproj", *o.COMPUTE)],
     as_json: o.AsJson = False,
 ) -> None:
     """Let the model write training text: answers to prompts, and to user turns of its own.
@@ -52,13 +55,24 @@ def data(
         DataPlan,
         Shards,
         prompts_digest,
+        read_images,
         read_texts,
         write_texts,
     )
     from paceline.registry import loading
 
     given = read_texts(prompts) if prompts else []
-    plan = DataPlan(given, self_written, tuple(warmth), new_tokens, seed=seed)
+    images = read_images(prompts) if prompts else []
+    shown = [str(each) for each in images if each is not None]
+    plan = DataPlan(
+        given,
+        self_written,
+        tuple(warmth),
+        new_tokens,
+        seed=seed,
+        images=images if shown else (),
+        past_end=past_end,
+    )
     loaded = loading.load_model(asked)
     capabilities = loaded.target.capabilities
     shards = Shards(
@@ -74,6 +88,8 @@ def data(
             "new_tokens": str(new_tokens),
             "seed": str(seed),
             "paceline": __version__,
+            **({"images": prompts_digest(shown)} if shown else {}),
+            **({"past_end": "true"} if past_end else {}),
         },
     )
     engine = loading.make_engine(loaded, drafter="none", verifier="coupled", max_batch=batch)

@@ -84,6 +84,8 @@ class Network(ABC):
     reads_target: bool = False
     # Cross-attention to what the target's text looks at, the memory of a sound.
     looks: bool = False
+    # Numbers of a row behind the target's features, zeros in a text: for what else it is shown.
+    more: int = 0
 
     def __init__(self, config: ModelConfig, *, steps: int = 4, width: int = 1) -> None:
         """Set the shape of its layers, the most steps of one draft and the tokens per step.
@@ -120,7 +122,7 @@ class Network(ABC):
     @property
     def feature_width(self) -> int:
         """Numbers of a row of features that it reads."""
-        return 4 * self.config.hidden_size if self.reads_features else 0
+        return 4 * self.config.hidden_size + self.more if self.reads_features else 0
 
     def settings(self) -> dict[str, Any]:
         """Return the options of the constructor, which are attributes of the same names."""
@@ -181,6 +183,21 @@ class Network(ABC):
     def read_argmax(self, columns: Any, count: int) -> Any:
         """Return int64 `[..., depth]` draft indices of argmax columns of `count`; -2 for none."""
         return columns
+
+    def digest(self, ops: Ops, rows: Rows) -> Rows:
+        """Return what it makes of draft rows that stand apart from texts, as those of a picture.
+
+        One slot of any width. A drafter asks for it once.
+        """
+        raise NotImplementedError(f"{self.name} reads nothing but texts")
+
+    def arranged(self, batch: Any, texts: Sequence[Any]) -> Any:
+        """Return a `Batch` of texts as the network reads them; by default as it is."""
+        return batch
+
+    def share_of_pictures(self, progress: float) -> float:
+        """Return the share of batches that may show pictures, at `progress` (0 to 1) of a run."""
+        return 1.0
 
     def reveal(self, batch: Any, places: Any, progress: float, seed: Sequence[int]) -> Any:
         """Return what changes context rows in training (`training.module.Reveal`), or None.

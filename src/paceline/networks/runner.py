@@ -144,6 +144,10 @@ class Runner(Protocol):
         """Return a branch's state, float32 `[slots, ...]`."""
         ...
 
+    def digest(self, rows: LogitArray) -> LogitArray:
+        """Return float32 `[numbers]`, `Network.digest` of float32 `[rows, width]`."""
+        ...
+
 
 class NetworkTarget(Target, Protocol):
     """A target of `Capabilities.networks`."""

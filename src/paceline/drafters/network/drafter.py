@@ -20,6 +20,7 @@ from paceline.drafters.network.first_drafts import FirstDrafts
 from paceline.drafters.network.online import Online
 from paceline.drafters.network.stopping_head import AcceptanceStop
 from paceline.drafters.network.trees import TreeDrafts
+from paceline.networks.base import Network
 from paceline.networks.runner import Chain, ContextUpdate, Noise, Runner
 from paceline.policy.acceptance import PlattScaling
 from paceline.policy.constants import DRAFT_TEMPERATURE, PROMPT_ROWS, RECENT_ROWS, WAITING_ROWS
@@ -147,6 +148,7 @@ class TrainedDrafter(Drafter):
     needs: Needs = Needs(features=True, recent=RECENT_ROWS)
     # Option `stop` where the user sets none.
     stop: ClassVar[float] = 0.0
+    network: Network  # that drafts
 
     def __init__(self, runner: Runner, *, stop: float = 0.0, runner_ups: bool = True) -> None:
         """Bind a network that is ready to run.
@@ -182,6 +184,7 @@ class TrainedDrafter(Drafter):
         made = DrafterParts.load(context, cls.name, cls.needs.features)
         options = {"stop": str(cls.stop), **made.options}
         drafter = cls(made.begin.runner, **arguments(cls, "drafter", options, "runner"))
+        drafter.network = made.trained.network
         drafter.expand_by(made.begin.trees)
         drafter._ids = made.trained.draft_ids
         drafter._places, drafter._width = made.places, context.target.hidden_size

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cache import written_file
-from paceline.core.target import Target
+from paceline.core.target import TakesRows, Target
 from paceline.core.types import IntArray, LogitArray, Needs
 from paceline.drafters.base import NoDrafter
 from paceline.errors import InvalidOption
@@ -43,6 +43,7 @@ class Batch:
         prompt_lengths: int64 `[texts]`.
         weights: float32 `[texts, time]`, loss weight of each token; None derives it from the prompt
             lengths.
+        reveal: what a network reads in place of these rows, a `training.module.Reveal`, or None.
     """
 
     features: LogitArray
@@ -50,6 +51,7 @@ class Batch:
     lengths: IntArray
     prompt_lengths: IntArray
     weights: LogitArray | None = None
+    reveal: Any = None
 
     @property
     def size(self) -> int:
@@ -88,11 +90,20 @@ class FeatureSource:
             np.save(file, features.astype(np.float16))
 
     def _compute(self, text: Text) -> LogitArray:
-        cache = self._target.open()
+        cache, ids = self._target.open(), text.tokens.tolist()
+        run = store = None
+        if text.picture is not None:
+            store = cast(TakesRows, self._target).rows
+            run = store.hold(text.picture.tobytes(), len(text.picture))
+            if not run.filled:
+                store.fill(run, text.picture.astype(np.float32))
+            ids[text.begin : text.begin + len(run.ids)] = run.ids
         try:
-            features = self._target.prefill(cache, text.tokens.tolist(), True)
+            features = self._target.prefill(cache, ids, True)
         finally:
             self._target.release(cache)
+            if store is not None and run is not None:
+                store.drop(run)
         assert features is not None
         return features
 

@@ -8,13 +8,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.core.cache import read_text
+from paceline.core.target import TakesRows
 from paceline.core.types import IntArray, SamplingParams
 from paceline.engine.engine import Engine
+from paceline.engine.looking import Shown
 from paceline.errors import InvalidOption, PromptError
+from paceline.models.pictures import Picture
 from paceline.networks.weights import read_metadata, read_tensors, write_tensors
 
 # Keeps seeds of one data set apart from those of the next seed.
@@ -31,6 +36,8 @@ class DataPlan:
         temperatures: of the answers, by turns; 0 is greedy.
         new_tokens: longest answer.
         turn_tokens: longest user turn that the target writes.
+        images: a picture that each prompt shows, or None; empty for none.
+        past_end: answers go on to `new_tokens`, whatever ends there.
     """
 
     prompts: Sequence[str]
@@ -39,6 +46,8 @@ class DataPlan:
     new_tokens: int = 256
     turn_tokens: int = 160
     seed: int = 0
+    images: Sequence[Path | None] = ()
+    past_end: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.self_written <= 1:
@@ -55,10 +64,18 @@ class DataPlan:
 
     def prompt(self, index: int) -> str | None:
         """Return the user turn of a text, or None if the target writes it."""
+        return None if (at := self._place(index)) is None else self.prompts[at]
+
+    def image(self, index: int) -> Path | None:
+        """Return the picture that the prompt of a text shows, if it does."""
+        at = self._place(index) if self.images else None
+        return None if at is None else self.images[at]
+
+    def _place(self, index: int) -> int | None:
         written = int((index + 1) * self.self_written) - int(index * self.self_written)
         if written:
             return None
-        return self.prompts[(index - int(index * self.self_written)) % len(self.prompts)]
+        return (index - int(index * self.self_written)) % len(self.prompts)
 
     def turn(self, index: int) -> SamplingParams:
         # The tail of the distribution is cut, or user turns lose sense.
@@ -74,6 +91,7 @@ class DataPlan:
             temperature=self.temperatures[index % len(self.temperatures)],
             seed=self._seed(index) + 1,
             max_new_tokens=self.new_tokens,
+            ignore_eos=self.past_end,
         )
 
     def _seed(self, index: int) -> int:
@@ -86,11 +104,16 @@ _MARK = "\x00"
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Prompt and answer as int64 `[length]` tokens; `index` is its place in the plan."""
+    """Prompt and answer as int64 `[length]` tokens; `index` is its place in the plan.
+
+    A prompt may show one picture: float16 `[n, width]` rows, which stand from place `begin` on.
+    """
 
     index: int
     tokens: IntArray
     prompt_length: int
+    picture: npt.NDArray[np.float16] | None = None
+    begin: int = 0
 
 
 def write_texts(
@@ -113,14 +136,20 @@ def write_texts(
     header = _header(engine) if plan.self_written else []
     waiting = iter(indices)
     turns: dict[int, int] = {}
-    answers: dict[int, tuple[int, list[int]]] = {}
+    answers: dict[int, tuple[int, list[int], Shown | None]] = {}
     context: int = engine.decoder.target.capabilities.max_context
 
     def ask(index: int, prompt: str) -> bool:
-        ids = engine.tokenizer.prompt(prompt) if prompt else []
+        image, pictures, shown = plan.image(index), [], None
+        if image is None:
+            ids = engine.tokenizer.prompt(prompt) if prompt else []
+        else:
+            pictures = [Picture.open(image)]
+            ids, shown = _shown(engine, prompt, pictures[0])
         good = 0 < len(ids) < context - plan.new_tokens
         if good:
-            answers[engine.add(ids, plan.answer(index))] = (index, ids)
+            request = engine.add(ids, plan.answer(index), pictures=pictures)
+            answers[request] = (index, ids, shown)
         return good
 
     while True:
@@ -142,13 +171,39 @@ def write_texts(
                 if not ask(index, event.completion.text.strip()):
                     yield index, None
             else:
-                index, prompt_ids = answers.pop(event.request)
+                index, prompt_ids, shown = answers.pop(event.request)
                 tokens = np.array([*prompt_ids, *event.completion.token_ids], dtype=np.int64)
                 text = Text(index, tokens, len(prompt_ids))
+                if shown is not None:
+                    text = replace(text, picture=_rows_of(engine, shown), begin=shown.at)
                 ended(event.request, text)
                 yield index, text
     for request in (*turns, *answers):
         engine.cancel(request)
+
+
+def _shown(engine: Engine, prompt: str, picture: Picture) -> tuple[list[int], Shown]:
+    if engine.looking is None:
+        raise InvalidOption(
+            "a prompt shows a picture, and the model sees none: leave out image, or name a model "
+            "that sees"
+        )
+    content = [{"type": "image", "image": picture}, {"type": "text", "text": prompt}]
+    ids = engine.tokenizer.chat([{"role": "user", "content": content}])
+    [shown] = engine.looking.find([picture], ids, engine.tokenizer)
+    return ids, shown
+
+
+def _rows_of(engine: Engine, shown: Shown) -> npt.NDArray[np.float16]:
+    # They stay behind a request until there is no room for others.
+    store = cast(TakesRows, engine.decoder.target).rows
+    run = store.hold(shown.key, shown.rows)
+    try:
+        if not run.filled:
+            raise InvalidOption("too many pictures at once: use a smaller --batch")
+        return store.numbers[run.places].astype(np.float16)
+    finally:
+        store.drop(run)
 
 
 def _header(engine: Engine) -> list[int]:
@@ -163,6 +218,21 @@ def _header(engine: Engine) -> list[int]:
     if not mark:
         raise PromptError("the chat template drops the user's words: set self-written to 0")
     return tokenizer.encode(before)
+
+
+def read_images(paths: Sequence[Path]) -> list[Path | None]:
+    """Read which picture each line of `read_texts` shows: `image`, beside its file, or None.
+
+    Raises PromptError for what is no name.
+    """
+    found: list[Path | None] = []
+    for path in paths:
+        for line in filter(str.strip, path.read_text("utf-8").split("\n")):
+            name = json.loads(line).get("image") or ""
+            if not isinstance(name, str):
+                raise PromptError(f"image of a line of {path} is {name!r}: name a file")
+            found.append(path.parent / name if name else None)
+    return found
 
 
 _KEYS = ("prompt", "question", "instruction")
@@ -323,6 +393,11 @@ class Shards:
             "prompt_lengths": np.array([t.prompt_length for t in ordered], dtype=np.int64),
             "indices": np.array([t.index for t in ordered], dtype=np.int64),
         }
+        shown = [text.picture for text in ordered if text.picture is not None]
+        if shown:
+            rows = [0 if text.picture is None else len(text.picture) for text in ordered]
+            tensors["pictures"], tensors["picture_rows"] = np.concatenate(shown), np.array(rows)
+            tensors["picture_begins"] = np.array([text.begin for text in ordered])
         metadata = {"settings": json.dumps(self.settings, sort_keys=True)}
         advice = "free some space, and repeat the command to go on"
         write_tensors(self._path(shard), tensors, metadata, advice)
@@ -339,10 +414,18 @@ class Shards:
                 rows = zip(found["indices"], found["prompt_lengths"], spans, strict=True)
             except KeyError as error:
                 raise InvalidOption(f"{path} holds no training text: {advice}") from error
-            texts += [
+            written = [
                 Text(int(index), tokens[a:b].astype(np.int64), int(prompt))
                 for index, prompt, (a, b) in rows
             ]
+            if "pictures" in found:
+                parts = np.split(found["pictures"], np.cumsum(found["picture_rows"])[:-1])
+                begins = found["picture_begins"].tolist()
+                written = [
+                    replace(text, picture=rows, begin=begin) if len(rows) else text
+                    for text, rows, begin in zip(written, parts, begins, strict=True)
+                ]
+            texts += written
         return texts
 
     @property

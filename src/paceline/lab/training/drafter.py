@@ -86,6 +86,15 @@ class DrafterTask(TaughtTask[DrafterRecipe]):
     def passing(self, number: int) -> list[list[Text]]:
         return order(self.texts, self.recipe.batch_tokens, self.recipe.seed + number)
 
+    def batch(self, step: int) -> list[Text]:
+        found = super().batch(step)
+        share = self.network.share_of_pictures(step / self.steps)
+        if share == 1.0 or is_on_policy(step, share, self.recipe.seed):
+            return found
+        plain = [text for text in self.texts if text.picture is None]
+        batches = order(plain, self.recipe.batch_tokens, self.recipe.seed)
+        return batches[step % len(batches)] if batches else found
+
     @property
     def chosen(self) -> dict[str, Any]:
         kept = self.vocabulary
@@ -105,7 +114,7 @@ class DrafterTask(TaughtTask[DrafterRecipe]):
         self.module.load(self.module.named() | self._start)
 
     def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
-        recipe, batch = self.recipe, self._source.batch(texts)
+        recipe, batch = self.recipe, self._batch(texts)
         if not np.isfinite(batch.features).all():
             raise InvalidOption(
                 f"the target gives hidden states that are no numbers at step {step}: its weights "
@@ -134,12 +143,16 @@ class DrafterTask(TaughtTask[DrafterRecipe]):
         found: list[Hits] = []
         with torch.no_grad():
             for texts in order(self.held_out, self.recipe.batch_tokens, 0):
-                batch = self._source.batch(texts)
+                batch = self._batch(texts)
                 drafts, loss = self._forward(batch)
                 losses.append(float(loss))
                 drafted = argmax_tokens(self.network, drafts.logits)
                 found.append(hits(drafted, batch, self._places))
         return Judged(float(np.mean(losses)), sum(found[1:], found[0]))
+
+    def _batch(self, texts: Sequence[Text]) -> Batch:
+        batch: Batch = self.network.arranged(self._source.batch(texts), texts)
+        return batch
 
     def parameters(self) -> dict[str, LogitArray]:
         named = self.module.named().items()

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from paceline.core.options import require
 from paceline.core.types import LogitArray
@@ -164,6 +165,8 @@ class DraftModule(nn.Module):
         following = ahead(tokens, 1) if reads else tokens
         if reveal is not None:
             features, following = reveal(self, features, tokens)
+        elif network.more:
+            features = functional.pad(features, (0, network.more))
         if network.reads_target:  # where its texts stand; its keys are moved with the others
             plain = TorchOps(weights, network.config.norm_eps, TextAttention())
             ops.attend(-1, network.target_rows(plain, features), heads_of(network.config, -1))

@@ -230,7 +230,7 @@ def forward(
     features = torch.from_numpy(batch.features).to(places.device)
     tokens = torch.from_numpy(batch.tokens).to(places.device)
     with torch.autocast(places.device.type, dtype=torch.bfloat16, enabled=half):
-        drafts = module.draft(features, tokens, reveal)
+        drafts = module.draft(features, tokens, reveal or batch.reveal)
         with torch.no_grad():
             teacher = module.teacher(features)
     trained = drafts

@@ -205,10 +205,11 @@ def check(network: Network, loss: Loss) -> None:
             "loss cross-entropy learns from what the target wrote, which does not follow drafted "
             "tokens: use a divergence such as reverse-kl, or leave out --on-policy"
         )
-    if type(network).own_loss is not Network.own_loss:
+    if type(network).own_loss is not Network.own_loss or network.more:
+        how = "of what it is shown" if network.more else "by a loss of its own"
         raise InvalidOption(
-            f"network '{network.name}' learns by a loss of its own, from what the target wrote "
-            "alone: leave out --on-policy"
+            f"network '{network.name}' learns {how}, from what the target wrote alone: leave out "
+            "--on-policy"
         )
 
 

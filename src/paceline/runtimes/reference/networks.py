@@ -144,6 +144,12 @@ class ReferenceRunner:
         state: ReferenceState = branch.state
         return state.value
 
+    def digest(self, rows: LogitArray) -> LogitArray:
+        nothing = NetworkRows(self._rows(0))
+        [out] = self._network.digest(self._ops(nothing), rows)
+        made: LogitArray = out
+        return made
+
     def _chain(self, root: Branch, depth: int) -> Chain:
         path = [root]
         while len(path) * self._network.width < depth:

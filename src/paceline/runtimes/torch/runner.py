@@ -283,6 +283,12 @@ class TorchRunner:
         out: LogitArray = branch.state.value.float().cpu().numpy()
         return out
 
+    @torch.inference_mode()
+    def digest(self, rows: LogitArray) -> LogitArray:
+        ops, given = self._ops(SpanAttention(())), self._tensor(rows[None]).to(self._place[0])
+        out: LogitArray = self._network.digest(ops, given)[0, 0].float().cpu().numpy()
+        return out
+
     def _take_in(
         self, context_update: Sequence[ContextUpdate], steps: int
     ) -> tuple[TorchOps, Tensor]:

@@ -170,6 +170,22 @@ class StepProgram:
         return _by_sequence(state, branches), _by_sequence(logits, branches)
 
 
+class DigestProgram:
+    """Program of `Network.digest`. Input: `picture` float32 `[rows, width]`."""
+
+    def __init__(self, parts: NetworkParts, rows: int) -> None:
+        """Build the program for so many rows."""
+        ops = self._ops = parts.ops(Sights())
+        width = parts.network.config.hidden_size
+        self._out = parts.network.digest(ops, ops.loaded("picture", rows, width)).columns()
+
+    def run(self, rows: LogitArray, threads: int) -> LogitArray:
+        """Return a copy of the result, `[numbers]`."""
+        program = self._ops.program
+        program.run(self._ops.counts(1), {"picture": bits(rows)}, threads)
+        return program.read(self._out, 1).copy().reshape(-1)
+
+
 def _by_sequence(rows: LogitArray, sequences: int) -> LogitArray:
     return rows.copy().reshape(sequences, -1, rows.shape[1])
 
@@ -367,6 +383,7 @@ class CpuRunner:
         self._ids = ids
         self._silence = np.zeros(self._chains.tokens * 6, dtype=np.int32)
         self._branches: Branches | None = None
+        self._digest = cache(partial(DigestProgram, self._parts))
         self._lent = lent if network.reads_target or network.looks else None
 
     @property
@@ -427,6 +444,9 @@ class CpuRunner:
     def hidden(self, branch: Branch) -> LogitArray:
         state: State = branch.state
         return state.value
+
+    def digest(self, rows: LogitArray) -> LogitArray:
+        return self._digest(len(rows)).run(rows, self._threads)
 
     def _take_in(
         self, program: ChainProgram, context_update: Sequence[ContextUpdate], until: int, ahead: int
