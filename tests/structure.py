@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 79_852,
+    "lines": 79_906,
     "lines of methods": 14_973,
     "modules": 507,
     "docstrings": 0.14,

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.cli.conftest import Command, one_line
-from tests.helpers.tiny_vision import talking
+from tests.helpers.tiny_model import save_directory, tiny_config
+from tests.helpers.tiny_vision import save_mmproj, talking
 
 import paceline
 from paceline.models.pictures import Picture
@@ -79,3 +80,33 @@ def test_files_that_cannot_be_read_are_named(
     assert "--raw does not go with --image" in outcome.err
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"/image {missing}\n"))
     assert "No such file" in command("chat", *model).err
+
+
+def test_doctor_tells_what_an_mmproj_reads(folder: Path, tmp_path: Path, command: Command) -> None:
+    file = save_mmproj(folder, tmp_path / "mmproj.gguf")
+    arguments = ("doctor", "--model", str(folder), "--mmproj")
+    found = json.loads(command(*arguments, str(file), "--json").out)["pictures"]
+    assert found.pop("picture_ms") > 0
+    assert found == {
+        **{"file": str(file), "model": folder.name, "tower": "siglip", "layers": 3, "width": 96},
+        **{"projector": "idefics3", "pixels": 32, "rows": 4, "precision": "file"},
+    }
+    text = command(*arguments, str(file)).out
+    assert f"{file} fits {folder.name}" in text
+    assert "32 pixels a side, 4 rows" in text
+    other = save_mmproj(folder, tmp_path / "other.gguf", projection_dim=96)
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(file.read_bytes()[:-5000])
+    blind = save_directory(tmp_path / "blind", tiny_config())
+    for model, wrong, match in (
+        (folder, other, "rows of width 96"),
+        (folder, damaged, "damaged"),
+        (folder, tmp_path / "none.gguf", "none.gguf"),
+        (blind, file, "special token"),
+    ):
+        outcome = command("doctor", "--model", str(model), "--mmproj", str(wrong), "--json")
+        assert one_line(outcome)
+        assert match in outcome.err
+    outcome = command(*arguments, str(file), "--quick")
+    assert one_line(outcome)
+    assert "--mmproj" in outcome.err

@@ -14,7 +14,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import print_json, remark
-from paceline.errors import InvalidOption, PacelineError
+from paceline.errors import InvalidOption, ModelError, PacelineError
 from paceline.registry.options import Options
 from paceline.version import __version__
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def doctor(
     *,
-    asked: Annotated[Options, o.Takes("model", *o.COMPUTE, "kv_precision")],
+    asked: Annotated[Options, o.Takes("model", *o.COMPUTE, "kv_precision", "mmproj")],
     quick: Annotated[bool, "Leave the model out."] = False,
     profile: Annotated[bool, "Take a plain and a drafted step apart instead."] = False,
     fingerprint: Annotated[
@@ -50,7 +50,8 @@ def doctor(
     """Report on this machine: packages, costs of forwards, exactness and fidelity.
 
     With --profile: where a plain and a drafted step spend their time, part by part. With
-    --language: what a language costs beside another, in tokens and in forwards.
+    --language: what a language costs beside another, in tokens and in forwards. With --mmproj: if
+    what reads pictures fits the model, and what it costs.
     """
     asked.check(drafter)
     if rows < 2:
@@ -61,6 +62,8 @@ def doctor(
         raise InvalidOption("--language needs the model, and stands without other reports")
     if reference is not None and language is None:
         raise InvalidOption("--reference is of --language: give that file as well")
+    if asked.mmproj is not None and (quick or profile or fingerprint or language is not None):
+        raise InvalidOption("--mmproj needs the model, and stands without other reports")
     if fingerprint and (profile or asked.runtime not in ("auto", "cpu")):
         raise InvalidOption("--fingerprint is of runtime cpu, and stands without --profile")
 
@@ -82,7 +85,9 @@ def doctor(
         if not as_json:
             remark("loading and measuring; this takes a minute or two")
         try:
-            if language is not None:
+            if asked.mmproj is not None:
+                report |= {"pictures": _pictures(asked, Path(asked.mmproj).expanduser())}
+            elif language is not None:
                 report |= _language(asked, language, reference)
             elif profile:
                 report |= _profile(asked, drafter, rows)
@@ -149,6 +154,44 @@ def _language(asked: Options, path: Path, reference: Path | None) -> dict[str, A
     return {
         "model": {**_model(loaded), "load_seconds": seconds},
         "language": {"file": str(path)} | premium.report(engine, text, beside),
+    }
+
+
+def _pictures(asked: Options, path: Path) -> dict[str, Any]:
+    # Of the model only what tells whether the two fit is read.
+    import numpy as np
+
+    from paceline.core.processor import usable_threads
+    from paceline.models.pictures import Picture
+    from paceline.models.shown import PictureWords
+    from paceline.models.vision import mmproj
+    from paceline.registry.loading import find_source
+    from paceline.runtimes.cpu.tower import CpuTower
+
+    source = find_source(asked)
+    source.config.refuse_added_embeddings()
+    vision, weights = mmproj(path, source.config.hidden_size)
+    PictureWords.of(vision, source.tokenizer().special_ids)
+    precision, tower = asked.precision or "file", vision.tower
+    reads = CpuTower(vision, weights, precision, usable_threads(asked.threads))
+    patches, seconds = Picture(np.full((64, 64, 3), 128, np.uint8)).patches(vision), []
+    for _ in range(3):
+        begin = perf_counter()
+        *_, rows = reads.reading(patches)
+        seconds.append(perf_counter() - begin)
+    if rows is None or not np.isfinite(rows).all():
+        raise ModelError(f"{path} makes rows that are no finite numbers: download it again")
+    return {
+        "file": str(path),
+        "model": source.name,
+        "tower": tower.kind,
+        "layers": tower.layers,
+        "width": tower.width,
+        "projector": vision.projector,
+        "pixels": tower.image,
+        "rows": vision.rows,
+        "precision": precision,
+        "picture_ms": round(1000 * min(seconds), 1),
     }
 
 
@@ -262,6 +305,17 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
         if model["kv_precision"]:
             size = model["kv_bytes_per_token"] / 1024
             found.append(("key-value cache", f"{model['kv_precision']}, {size:.1f} KiB per token"))
+    if "pictures" in report:
+        of = report["pictures"]
+        shape = f"{of['tower']}, {of['layers']} layers of width {of['width']}, {of['precision']}"
+        found += [
+            ("pictures", f"{of['file']} fits {of['model']}"),
+            ("tower", f"{shape}, projector {of['projector']}"),
+            (
+                "a picture",
+                f"{of['pixels']} pixels a side, {of['rows']} rows, {of['picture_ms']} ms",
+            ),
+        ]
     if "language" in report:
         found += _language_lines(report["language"])
     if "c_n" in report:
