@@ -186,7 +186,6 @@ ONE_USER = {
     "models.grids.expand": "formats of files, beside those that are read",
     "models.source.FirstLayers": "a source like the others",
     "models.source.smaller_sibling": "files beside a file, which sources know",
-    "models.vision.mmproj": "a file of what sees, beside the directories of it",
     "models.vision.vision_of": "directories of what sees, beside the files of it",
 }
 """Words there that one file elsewhere uses, or none, and why they stand there all the same."""
