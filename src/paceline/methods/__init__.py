@@ -98,6 +98,7 @@ METHODS: Index = {
     "decoder": {
         "first-finish": "paceline.methods.first_finish:first_finish",
         "superposed": "paceline.methods.superposed:superpose",
+        "neighbours": "paceline.methods.neighbours:Neighbours",
     },
     "stream": {
         "group-positions": "paceline.methods.streams.groups:wait_k",

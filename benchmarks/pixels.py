@@ -1,0 +1,315 @@
+"""Pictures of 16 x 16 pixels: line by line, in Jacobi windows, and by neighbours.
+
+    python -m benchmarks.pixels train --order lines --out LINES
+    python -m benchmarks.pixels train --order neighbours --out NEIGHBOURS
+    python -m benchmarks.pixels measure --lines LINES --neighbours NEIGHBOURS --record pixels
+
+A picture has a ground, up to three discs, boxes and bars, of four levels of grey, and some pixels
+of any. Two models of one shape and training learn them. The first draws pixel by pixel, plain and
+with speculative Jacobi windows (SJD) of `--window` pixels, whose first guesses repeat the last
+pixel or the line above; the second draws all pixels of a distance from the corner in one pass
+(NAR). Told are forwards of a picture, how many pictures are those of plain decoding, and bits per
+pixel by the model that drew them, of held-out pictures and of those drawn. Time is not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from benchmarks.endless import nats
+
+from paceline.core import tree
+from paceline.core.cache import make_dir
+from paceline.core.target import Rows
+from paceline.core.types import Distribution, IntArray, SamplingParams
+from paceline.drafters.base import Drafter, NoDrafter
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
+from paceline.errors import PacelineError
+from paceline.lab.measure import results
+from paceline.lab.measure.machine import dumps
+from paceline.lab.measure.report import aligned
+from paceline.methods.jacobi import Initial, Jacobi
+from paceline.methods.neighbours import Grid, Neighbours
+from paceline.models.source import DirectorySource
+from paceline.policy.controller import Fixed
+from paceline.runtimes.cpu.target import CpuTarget
+from paceline.sampling.distributions import one_hot
+from paceline.sampling.generation import Generation
+from paceline.sampling.randomness import KeyedRandomness
+from paceline.verifiers.base import Verifier
+from paceline.verifiers.matching import Coupled
+from paceline.verifiers.rejection import Rejection
+
+SIDE, LEVELS = 16, 4
+PIXELS, START = SIDE * SIDE, LEVELS
+NOISE = 0.02
+"""Share of pixels of any level."""
+
+WIDTH, LAYERS, HEAD, FFN = 64, 3, 32, 192
+
+
+def picture(rng: np.random.Generator) -> IntArray:
+    """Draw a picture, int64 `[SIDE, SIDE]`."""
+    out = np.full((SIDE, SIDE), rng.integers(LEVELS))
+    row, column = np.indices(out.shape)
+    for _ in range(rng.integers(1, 4)):
+        kind, level = rng.integers(3), rng.integers(LEVELS)
+        y, x, size = rng.integers(SIDE), rng.integers(SIDE), rng.integers(2, 6)
+        if kind == 0:
+            inside = (row - y) ** 2 + (column - x) ** 2 <= size**2
+        elif kind == 1:
+            inside = (abs(row - y) <= size) & (abs(column - x) <= rng.integers(2, 6))
+        else:
+            inside = (row if rng.integers(2) else column) // size % 2 == 0
+        out[inside] = level
+    any_level = rng.random(out.shape) < NOISE
+    return np.where(any_level, rng.integers(LEVELS, size=out.shape), out)
+
+
+def config_json(axes: int) -> dict[str, Any]:
+    """A Llama's, with a head for each axis."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": (LEVELS + 1) * axes,
+        "hidden_size": WIDTH,
+        "intermediate_size": FFN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": WIDTH // HEAD,
+        "num_key_value_heads": WIDTH // HEAD,
+        "head_dim": HEAD,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": PIXELS + 64,
+        "tie_word_embeddings": True,
+        "bos_token_id": START,
+        "eos_token_id": None,
+    }
+
+
+def train(given: argparse.Namespace) -> None:
+    """Train a model and write it to `--out`."""
+    import torch
+    from safetensors.torch import save_file
+    from torch.nn import functional
+
+    from paceline.lab.training.model import TrainableModel, drawn
+    from paceline.lab.training.optimisers import optimisers, update
+    from paceline.lab.training.recipe import cosine
+    from paceline.models.families import hf_config
+
+    neighbours = given.order == "neighbours"
+    grid, axes = Grid((SIDE, SIDE)), 1 + neighbours
+    config = hf_config(config_json(axes), ())
+    parts = [("gate", FFN, WIDTH), ("up", FFN, WIDTH), ("down", WIDTH, FFN)]
+    model = TrainableModel(config, drawn(config, parts, torch.Generator().manual_seed(given.seed)))
+    rows = grid.order[:PIXELS] if neighbours else np.arange(PIXELS)
+    sees = torch.from_numpy(grid.sees[:PIXELS, :PIXELS])[None, None] if neighbours else None
+    places = torch.from_numpy(rows)[None].expand(given.batch, -1)
+    # Of each cell the rows that its neighbours have, and which of them there are.
+    row_of = np.zeros(PIXELS + 1, np.int64)
+    row_of[rows] = np.arange(PIXELS)
+    above = torch.from_numpy(row_of[grid.parents + 1])
+    some = torch.from_numpy((grid.parents >= 0) | (np.arange(PIXELS) == 0)[:, None])[..., None]
+
+    def losses(boxes: IntArray) -> Any:
+        start = np.full((len(boxes), 1), START)
+        ids = torch.from_numpy(
+            np.concatenate([start, boxes.reshape(len(boxes), -1)], axis=1)[:, rows]
+        )
+        said = model.packed(ids, places[:1].expand(len(boxes), -1), sees)
+        if neighbours:
+            said = said.unflatten(-1, (axes, LEVELS + 1))[:, above, torch.arange(axes)]
+            said = (said * some).sum(2) / some.sum(1)
+        labels = torch.from_numpy(boxes.reshape(-1))
+        return functional.cross_entropy(said.flatten(0, 1), labels)
+
+    held = np.stack([picture(np.random.default_rng((given.seed, 2**32, at))) for at in range(64)])
+    rated, begin = optimisers(model.own, 0.02, 3e-3), perf_counter()
+    for step in range(given.steps):
+        rng = np.random.default_rng((given.seed, step))
+        for optimiser, peak in rated:
+            rate = cosine(step, peak=peak, steps=given.steps, warm=given.steps // 20)
+            optimiser.param_groups[0]["lr"] = rate
+        loss = losses(np.stack([picture(rng) for _ in range(given.batch)]))
+        update(model.own.values(), rated, loss, 1.0)
+        if step % 20 == 0 or step == given.steps - 1:
+            took = perf_counter() - begin
+            print(f"{step}: {loss.item():.4f} after {took:.0f} s", file=sys.stderr, flush=True)
+        if step % 250 == 249 or step == given.steps - 1:
+            make_dir(given.out)
+            save_file(
+                {k: v.cpu() for k, v in model.hf_tensors().items()}, given.out / "model.safetensors"
+            )
+            (given.out / "config.json").write_text(json.dumps(config_json(axes), indent=1))
+            with torch.no_grad():
+                bits = losses(held).item() / np.log(2)
+            about = {"order": given.order, "batch": given.batch, "steps": step + 1}
+            about |= {"seconds": round(perf_counter() - begin), "bits": round(bits, 4)}
+            (given.out / "training.json").write_text(json.dumps(about, indent=1))
+            print(json.dumps(about), flush=True)
+
+
+def repeating(back: int) -> Initial:
+    """First guesses repeat the pixel so many places before, of those that are drawn."""
+
+    def initial(sequence: Generation, position: int) -> Distribution:
+        root = len(sequence.tokens) - 1
+        behind = -(-(position - root) // back) * back
+        return one_hot(sequence.tokens[max(position - behind, 0)], LEVELS + 1)
+
+    return initial
+
+
+def draw(target: Any, drafter: Drafter, rule: Verifier, window: int, seed: int) -> tuple[Any, int]:
+    """Return a picture that is drawn line by line, and its forwards."""
+    stops = StopRules((), target.capabilities.max_context)
+    decoder = AutoregressiveDecoder(target, drafter, rule, Fixed(window, window), stops)
+    params = SamplingParams(temperature=1, seed=seed, max_new_tokens=PIXELS, banned_tokens=(START,))
+    sequence = Generation.start(0, [START], params)
+    decoder.open(sequence)
+    while sequence.finish_reason is None:
+        decoder.step([sequence])
+    decoder.close(sequence)
+    return np.array(sequence.tokens[1:]).reshape(SIDE, SIDE), sequence.stats.target_forwards
+
+
+def bits_by_lines(target: Any, box: IntArray) -> float:
+    """Bits per pixel of a picture, line by line."""
+    cache, pixels = target.open(), box.ravel().tolist()
+    [out] = target.forward([Rows.draft(cache, [START], tree.chain(pixels[:-1]))])
+    found = sum(nats(out.logits, pixels)) / PIXELS / np.log(2)
+    target.release(cache)
+    return float(found)
+
+
+def loaded(folder: Path) -> CpuTarget:
+    source = DirectorySource(folder)
+    return CpuTarget(source.config, source.weights(), "fp32", threads=1, kv_tokens=1024)
+
+
+COLUMNS = ("way", "forwards", "pictures of plain decoding", "bits, held out", "bits, drawn")
+
+
+def measure(given: argparse.Namespace) -> list[list[results.Cell]]:
+    """Draw `--pictures` pictures in all ways.
+
+    PacelineError: a model cannot be read.
+    """
+    lines, near = loaded(given.lines), loaded(given.neighbours)
+    system = Neighbours(near, (SIDE, SIDE), LEVELS + 1)
+    held = [picture(np.random.default_rng((1, 2**32, at))) for at in range(given.pictures)]
+    known = mean(bits_by_lines(lines, each) for each in held)
+    plain: list[Any] = []
+    table: list[list[results.Cell]] = []
+
+    def tell(
+        way: str, drawn: Sequence[tuple[Any, int]], held_out: float, bits: list[float]
+    ) -> None:
+        same = sum(np.array_equal(a, b) for (a, _), b in zip(drawn, plain, strict=True))
+        error = 1.96 * stdev(bits) / len(bits) ** 0.5
+        table.append(
+            [
+                way,
+                round(mean(count for _, count in drawn), 1),
+                f"{same} of {len(drawn)}",
+                round(held_out, 3),
+                f"{mean(bits):.3f} \u00b1 {error:.3f}",
+            ]
+        )
+        print(*table[-1], file=sys.stderr, flush=True)
+
+    def by_lines(way: str, drafter: Drafter, rule: Verifier) -> None:
+        drawn = [draw(lines, drafter, rule, given.window, seed) for seed in range(given.pictures)]
+        plain.extend(each for each, _ in drawn if len(plain) < given.pictures)
+        tell(way, drawn, known, [bits_by_lines(lines, each) for each, _ in drawn])
+
+    by_lines("lines, plain", NoDrafter(), Coupled())
+    for name, rule in (("shared noise", Coupled()), ("rejection", Rejection())):
+        for guess, back in (("the last pixel", 1), ("the line above", SIDE)):
+            drafter = Jacobi(LEVELS + 1, needs_q=rule.name == "rejection", initial=repeating(back))
+            by_lines(f"lines, SJD by {name}, first {guess}", drafter, rule)
+    boxes = [(system.draw(KeyedRandomness(seed)), system.passes) for seed in range(given.pictures)]
+    known_near = mean(system.nats(each) / PIXELS / np.log(2) for each in held)
+    bits = [system.nats(each) / PIXELS / np.log(2) for each, _ in boxes]
+    tell("neighbours", boxes, known_near, bits)
+    return table
+
+
+def show(given: argparse.Namespace) -> None:
+    """Measure, print, and write --record."""
+    rows = measure(given)
+    if given.json:
+        print(dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows]))
+    else:
+        print(aligned([COLUMNS, *(list(map(str, row)) for row in rows)]))
+    if given.record is None:
+        return
+    learned = [
+        json.loads((folder / "training.json").read_text())
+        for folder in (given.lines, given.neighbours)
+    ]
+    best = min(rows[1:-1], key=lambda row: float(str(row[1])))
+    results.record(
+        Path("docs/results/data") / f"{given.record}.json",
+        f"Pictures of {SIDE} x {SIDE} pixels: Jacobi windows and neighbours",
+        "drafters",
+        "".join(
+            f"python -m benchmarks.pixels train --order {each['order']} --steps {each['steps']} "
+            f"--out {each['order'].upper()}\n"
+            for each in learned
+        )
+        + "python -m benchmarks.pixels measure --lines LINES --neighbours NEIGHBOURS "
+        f"--pictures {given.pictures}",
+        COLUMNS,
+        rows,
+        note=f"Two models of {LAYERS} layers and width {WIDTH}, each trained on "
+        f"{learned[0]['steps'] * learned[0]['batch']} pictures of {LEVELS} levels of grey. "
+        f"{given.pictures} pictures a way, at temperature 1; windows of {given.window}. Bits are "
+        "by the model that draws, with 95% intervals of the mean.",
+        figures={
+            "forwards, SJD": best[1],
+            "forwards, neighbours": rows[-1][1],
+            "forwards, plain": rows[0][1],
+        },
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, or measure."""
+    parser = argparse.ArgumentParser(prog="pixels", description=(__doc__ or "").splitlines()[0])
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    learned = kinds.add_parser("train", help="train a model")
+    learned.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    learned.add_argument("--order", choices=("lines", "neighbours"), required=True)
+    learned.add_argument("--steps", type=int, default=600)
+    learned.add_argument("--batch", type=int, default=8)
+    learned.add_argument("--seed", type=int, default=0)
+    told = kinds.add_parser("measure", help="draw pictures")
+    told.add_argument("--lines", type=Path, required=True, metavar="FOLDER")
+    told.add_argument("--neighbours", type=Path, required=True, metavar="FOLDER")
+    told.add_argument("--pictures", type=int, default=32)
+    told.add_argument("--window", type=int, default=16)
+    told.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
+    told.add_argument("--json", action="store_true", help="print results as JSON")
+    given = parser.parse_args(argv)
+    try:
+        (train if given.kind == "train" else show)(given)
+    except PacelineError as error:
+        print(f"paceline: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
