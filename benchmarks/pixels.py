@@ -38,7 +38,7 @@ from paceline.lab.measure import results
 from paceline.lab.measure.machine import dumps
 from paceline.lab.measure.report import aligned
 from paceline.methods.jacobi import Initial, Jacobi
-from paceline.methods.neighbours import Grid, Neighbours
+from paceline.methods.neighbours import Neighbours, Rings
 from paceline.models.source import DirectorySource
 from paceline.policy.controller import Fixed
 from paceline.runtimes.cpu.target import CpuTarget
@@ -109,7 +109,7 @@ def train(given: argparse.Namespace) -> None:
     from paceline.models.families import hf_config
 
     neighbours = given.order == "neighbours"
-    grid, axes = Grid((SIDE, SIDE)), 1 + neighbours
+    grid, axes = Rings((SIDE, SIDE)), 1 + neighbours
     config = hf_config(config_json(axes), ())
     parts = [("gate", FFN, WIDTH), ("up", FFN, WIDTH), ("down", WIDTH, FFN)]
     model = TrainableModel(config, drawn(config, parts, torch.Generator().manual_seed(given.seed)))

@@ -12,7 +12,7 @@ from tests.helpers.tiny_model import tiny_config
 from tests.runtimes.tiny_cpu import weights
 
 from paceline.errors import InvalidOption
-from paceline.methods.neighbours import Grid, Neighbours
+from paceline.methods.neighbours import Neighbours, Rings
 from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.reference.target import ReferenceTarget
 from paceline.sampling.randomness import KeyedRandomness
@@ -29,16 +29,16 @@ def cpu_target() -> CpuTarget:
 
 
 def test_rings_are_cells_of_a_distance() -> None:
-    grid = Grid((3, 2))
+    grid = Rings((3, 2))
     assert [ring.tolist() for ring in grid.rings] == [[0], [1, 2], [3, 4], [5]]
     assert grid.order.tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert grid.parents.tolist() == [[-1, -1], [-1, 0], [0, -1], [1, 2], [2, -1], [3, 4]]
-    assert Grid((3, 3)).order.tolist() == [0, 1, 2, 4, 3, 5, 7, 6, 8, 9]
+    assert Rings((3, 3)).order.tolist() == [0, 1, 2, 4, 3, 5, 7, 6, 8, 9]
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (4, 6), (3, 4, 5)])
 def test_a_ring_a_pass_and_every_cell_once(shape: tuple[int, ...]) -> None:
-    grid = Grid(shape)
+    grid = Rings(shape)
     assert len(grid.rings) == sum(shape) - len(shape) + 1
     assert sorted(grid.order) == list(range(int(np.prod(shape)) + 1))
     for ring, cells in enumerate(grid.rings):
@@ -49,7 +49,7 @@ def test_a_ring_a_pass_and_every_cell_once(shape: tuple[int, ...]) -> None:
 
 def test_a_cell_has_the_mean_of_its_neighbours() -> None:
     said = np.random.default_rng(1).standard_normal((10, 2, SYMBOLS)).astype(np.float32)
-    corner, edge, inner = Grid((3, 3)).mixed(said, np.array([0, 1, 4]))
+    corner, edge, inner = Rings((3, 3)).mixed(said, np.array([0, 1, 4]))
     assert np.array_equal(corner, said[0].mean(axis=0))
     assert np.array_equal(edge, said[1, 1])  # of what is left of it, along the last axis
     assert np.array_equal(inner, (said[2, 0] + said[4, 1]) / 2)
@@ -87,7 +87,7 @@ def test_passes_are_the_masked_forward_bit_for_bit(kind: str) -> None:
 
 def test_nothing_farther_is_seen() -> None:
     """Change a cell: rows of its distance and beyond change, and no nearer one."""
-    target, grid = cpu_target(), Grid((SIDE, SIDE))
+    target, grid = cpu_target(), Rings((SIDE, SIDE))
     system = Neighbours(target, (SIDE, SIDE), SYMBOLS)
     distance = np.indices((SIDE, SIDE)).sum(axis=0)
     [plain] = target.forward([system.masked_rows(target.open(), BOX)])
@@ -116,4 +116,4 @@ def test_boxes_that_cannot_be_drawn_are_refused() -> None:
     with pytest.raises(InvalidOption, match="10 rows, not 4 for each of 2 axes"):
         Neighbours(cpu_target(), (4, 4), 4)
     with pytest.raises(InvalidOption, match="sides of 1 or more"):
-        Grid((4, 0))
+        Rings((4, 0))

@@ -21,7 +21,7 @@ from paceline.errors import InvalidOption
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 
 
-class Grid:
+class Rings:
     """Cells of a box, by their numbers line by line, and the order in which they are drawn.
 
     Attributes:
@@ -81,7 +81,7 @@ class Neighbours(Described):
 
         InvalidOption: a side is below 1, the head has other rows, or the model runs no blocks.
         """
-        self._grid, self._target, self._symbols = Grid(shape), target, symbols
+        self._grid, self._target, self._symbols = Rings(shape), target, symbols
         self._shape, self._axes, self.passes = tuple(shape), len(shape), 0
         rows = target.capabilities.vocab_size
         if rows != symbols * self._axes:
