@@ -58,8 +58,8 @@ FREE = {"version", "weights", "__main__", "lab"}
 
 BUDGET = {
     "lines": 79_906,
-    "lines of methods": 14_973,
-    "modules": 507,
+    "lines of methods": 15_281,
+    "modules": 509,
     "docstrings": 0.14,
     "loose": 6,
 }
