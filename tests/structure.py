@@ -57,8 +57,8 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 79_906,
-    "lines of methods": 15_281,
+    "lines": 79_946,
+    "lines of methods": 15_365,
     "modules": 509,
     "docstrings": 0.14,
     "loose": 6,

@@ -301,6 +301,24 @@ def test_live_captions_are_those_of_raw_numbers_and_of_a_stream(
     assert "1 s of sound" in capsys.readouterr().err
 
 
+def test_live_captions_by_a_method(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by = ("--live-by", "careless-whisper")
+    assert lived(command, monkeypatch, raw(2.5), *by, "--language", "en") == 0
+    plain, said = capsys.readouterr()
+    assert plain.split()
+    assert "2 s of sound" in said
+    for more, why in (
+        (by, "--live-by needs --live and --language"),
+        (("--live-by", "streaminnc", "--language", "en"), "streaminnc writes down no sound"),
+        (("--live-by", "none", "--language", "en"), "stream 'none' is unknown"),
+        ((*by, "--language", "xx"), "hears English alone"),
+    ):
+        assert lived(command, monkeypatch, raw(2.5), *more) == 2
+        assert why in capsys.readouterr().err
+
+
 def test_a_fault_in_live_sound_loses_nothing_before_it(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,6 +145,23 @@ def test_what_is_kept_of_an_endless_sound_has_a_bound(monkeypatch: pytest.Monkey
         assert words == [*range(max(0, first - 8), first)]
 
 
+@pytest.mark.parametrize("rest", [2.0, 60.0])
+def test_a_text_that_ends_before_the_sound_is_not_the_last(
+    rest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, early = Step.heard, iter([False, False, True])
+
+    def cut(step: Step, done: Any) -> list[Segment]:
+        found = heard(step, done)  # which says that it has heard all
+        return found[:1] if next(early, False) else found
+
+    monkeypatch.setattr(Step, "heard", cut)
+    monkeypatch.setattr(live_module, "_REST", rest * RATE)
+    live = Live(Speaker(0), Listening())  # type: ignore[arg-type]
+    final, _ = listen(live, spoken(12), 5.5)
+    assert (plain(final) == [f"w{i}" for i in range(12)]) == (rest < 12)
+
+
 def test_a_mishearing_is_never_final_before_it_is_heard_twice() -> None:
     speaker = Speaker(1, hears=0.0)  # the last word is always wrong
     live = Live(speaker, Listening())  # type: ignore[arg-type]

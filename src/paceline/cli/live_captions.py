@@ -14,23 +14,21 @@ import typer
 from paceline.audio.mel import RATE
 from paceline.cli.output import interruptible, print_json, remark, write
 from paceline.errors import InvalidOption
-from paceline.listening.live import AHEAD, Live, LiveCaption
+from paceline.listening.live import AHEAD, LiveCaption, LiveCaptions
 
 if TYPE_CHECKING:
     from paceline.core.types import LogitArray
-    from paceline.engine.engine import Engine
 
 _LATE = 0.1  # seconds between looks for what has come
 
 
-def follow_sound(engine: Engine, live: Live, rate: int, form: str) -> bool:
+def follow_sound(live: LiveCaptions, rate: int, form: str) -> bool:
     """Write captions until the sound ends; return whether it did so before Ctrl-C.
 
     Ctrl-C ends the sound, and so does a fault in it: what was heard is written down. Raises as
     `audio.read.live_sound`.
     """
     screen: _Screen = _SCREENS[form if form == "json" else _where()]()
-    tokens = forwards = 0
     late = 0.0
     with interruptible() as stop:
         source = _Microphone(rate)
@@ -41,19 +39,12 @@ def follow_sound(engine: Engine, live: Live, rate: int, form: str) -> bool:
                     ended = source.leave(live)
                 if ended:
                     live.end()
-                request = live.next()
-                if request is None:
-                    if ended:
-                        break
-                    continue
-                done = engine.generate(request)
-                tokens += len(done.token_ids)
-                forwards += done.stats.target_forwards
-                if not ended:
-                    source.take(live)
-                if (caption := live.heard(done)) is not None:
+                caption = live.step(lambda: source.take(live))
+                if caption is not None:
                     late = max(late, caption.lag)
                     screen.show(caption)
+                elif ended:
+                    break
         finally:
             live.let_go()
             screen.end()
@@ -61,7 +52,7 @@ def follow_sound(engine: Engine, live: Live, rate: int, form: str) -> bool:
         raise source.fault
     remark(
         f"{source.seconds:.0f} s of sound, at most {late:.1f} s behind; "
-        f"{tokens / max(1, forwards):.2f} tokens per forward"
+        f"{live.tokens / max(1, live.forwards):.2f} tokens per forward"
     )
     return not stop
 
@@ -85,7 +76,7 @@ class _Microphone:
         # A daemon: what never comes must not hold the command up.
         threading.Thread(target=self._read, args=(rate,), daemon=True).start()
 
-    def wait(self, live: Live) -> bool:
+    def wait(self, live: LiveCaptions) -> bool:
         """Give what has come, or comes soon, to the captions; return whether it was the last."""
         if not self._ended and live.waiting < AHEAD:
             try:
@@ -95,17 +86,17 @@ class _Microphone:
             self.take(live)
         return self._ended
 
-    def take(self, live: Live) -> None:
+    def take(self, live: LiveCaptions) -> None:
         while not self._ended and live.waiting < AHEAD and not self._parts.empty():
             self._give(self._parts.get(), live)
 
-    def leave(self, live: Live) -> bool:
+    def leave(self, live: LiveCaptions) -> bool:
         """End with what has come; return True."""
         self.take(live)
         self._ended = True
         return True
 
-    def _give(self, part: LogitArray | BaseException | None, live: Live) -> None:
+    def _give(self, part: LogitArray | BaseException | None, live: LiveCaptions) -> None:
         if part is None or isinstance(part, BaseException):
             self.fault, self._ended = part, True
         else:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _SILENCE = "Weights of Silero VAD; else those of the package silero-vad, if it is installed."
 _LIVE = "Captions while standard input comes; grey words may change, blue ones were drafted."
+_LIVE_BY = "Method of --live: careless-whisper, for an adapter of `paceline train causal`."
 _RATE = "Of raw sound for --live, 16-bit numbers of one channel; WAV tells its own."
 _FILES = "WAV; flac, ogg, mp3, opus by the extra audio; m4a, mp4, webm by av; - is standard input."
 
@@ -34,7 +35,7 @@ _FILES = "WAV; flac, ogg, mp3, opus by the extra audio; m4a, mp4, webm by av; - 
 def transcribe(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=_FILES)],
     *,
-    asked: Annotated[Options, o.Takes("model", *o.COMPUTE, "drafter", drafter="none")],
+    asked: Annotated[Options, o.Takes("model", *o.COMPUTE, "adapter", "drafter", drafter="none")],
     language: Annotated[str | None, "Its code; default: that of the first window."] = None,
     translate: Annotated[bool, "To English."] = False,
     seed: o.Seed = 0,
@@ -43,6 +44,7 @@ def transcribe(
     silence: Annotated[Path | None, typer.Option(help=_SILENCE)] = None,
     no_silence: Annotated[bool, typer.Option("--no-silence", help="Hear silence, too.")] = False,
     live: Annotated[bool, typer.Option("--live", help=_LIVE)] = False,
+    live_by: Annotated[str | None, typer.Option(help=_LIVE_BY)] = None,
     rate: Annotated[int, typer.Option(min=1000, max=768_000, help=_RATE)] = RATE,
 ) -> None:
     """Write down speech, as it becomes final.
@@ -64,9 +66,11 @@ def transcribe(
         raise InvalidOption("--live writes down standard input: give - alone, and no --out")
     if live and form not in ("text", "json"):
         raise InvalidOption(f"--format {form} needs times, and --live has none: use text or json")
+    if live_by is not None and (not live or silence is not None or translate or not language):
+        raise InvalidOption("--live-by needs --live and --language; leave out what it does not do")
     load = partial(_Writer, asked, Listening(language, translate, seed=seed), finds)
     if live:
-        end(load().follow(rate, form), kept=False)
+        end(load().follow(rate, form, live_by), kept=False)
         return
     if out is not None:
         _Folder(load, form, out).fill(places_of(files, out, form))
@@ -175,13 +179,20 @@ class _Writer:
             **asdict(self._wanted),
         }
 
-    def follow(self, rate: int, form: str) -> bool:
+    def follow(self, rate: int, form: str, method: str | None) -> bool:
         # Live captions; whether the sound came to its end.
         from paceline.cli.live_captions import follow_sound
-        from paceline.listening.live import Live
+        from paceline.listening.live import Live, LiveCaptions
+        from paceline.registry.table import find
 
-        live = Live(self._listener, self._wanted, finder=self._finder)
-        return follow_sound(self._listener.engine, live, rate, form)
+        live: LiveCaptions
+        if method is None:
+            live = Live(self._listener, self._wanted, finder=self._finder)
+        elif (made := getattr(find("stream", method).load(), "live", None)) is None:
+            raise InvalidOption(f"--live-by {method} writes down no sound: use careless-whisper")
+        else:
+            live = made(self._listener, self._wanted)
+        return follow_sound(live, rate, form)
 
     def windows(self, sound: LogitArray, begin: int) -> Iterator[tuple[int, list[Caption]]]:
         spoken = None if self._finder is None else self._finder.speech(sound)

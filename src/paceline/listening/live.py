@@ -7,10 +7,10 @@ nobody speaks there are no steps, and a pause makes the words before it final.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -30,6 +30,7 @@ _KEPT = WINDOW // 2  # samples that a window holds before it loses any: words ne
 _TEXTS = 2  # that draft the next one, which often goes back on what the last one has changed
 _TOLD = 500  # final words that are kept to be told the next window, which reads about 220 tokens
 _PAUSE = round(0.8 * RATE)  # samples without speech that end what was said
+_REST = 2 * RATE  # samples behind a text that may hold more
 
 
 class LiveCaption(NamedTuple):
@@ -48,10 +49,32 @@ class LiveCaption(NamedTuple):
     lag: float
 
 
+class LiveCaptions(Protocol):
+    """Captions of a sound that comes; members are as of `Live`."""
+
+    tokens: int
+    forwards: int
+
+    @property
+    def waiting(self) -> float: ...
+
+    def push(self, samples: LogitArray) -> None: ...
+
+    def end(self) -> None: ...
+
+    def step(self, meanwhile: Callable[[], object]) -> LiveCaption | None: ...
+
+    def let_go(self) -> None: ...
+
+
 class Live:
     """A sound that comes in pieces: `next` asks for a text, and `heard` takes it.
 
     Its caller drives it beside the engine, and lets it go in the end.
+
+    Attributes:
+        tokens: that `step` has decoded.
+        forwards: that these took.
     """
 
     def __init__(
@@ -77,6 +100,7 @@ class Live:
         self._step: Transcription | None = None
         self._texts: tuple[tuple[int, ...], ...] = ()  # of the last steps, the newest first
         self._ended = False
+        self.tokens = self.forwards = 0
 
     def push(self, samples: LogitArray) -> None:
         """Add float32 samples at `RATE`; InvalidOption if the sound has ended."""
@@ -94,6 +118,18 @@ class Live:
     def waiting(self) -> float:
         """Seconds of sound that no step has heard."""
         return (len(self._samples) - self._known) / RATE
+
+    def step(self, meanwhile: Callable[[], object]) -> LiveCaption | None:
+        """Return the next caption, None if none is due; meanwhile more sound may be pushed."""
+        engine = self._listener.engine
+        while (request := self.next()) is not None:
+            done = engine.generate(request)
+            self.tokens += len(done.token_ids)
+            self.forwards += done.stats.target_forwards
+            meanwhile()
+            if (caption := self.heard(done)) is not None:
+                return caption
+        return None
 
     def next(self) -> Prepared | None:
         """Return the text to decode next; None if no step is due. Takes its time, on any thread."""
@@ -125,13 +161,15 @@ class Live:
         said = [words_of(self._listener.engine.tokenizer.decode(each.tokens)) for each in found]
         words, ends = [*chain(*said)], [*accumulate(map(len, said))]
         final = agreement.add(words)
+        told = [min(round(each.end * RATE), self._known) for each in found]
         cuts = [(0, 0)]
         if paused := self._pauses(self._known):
             cuts.append((self._known, len(words)))
         elif self._known == WINDOW or (self._ended and not lag):
-            cuts.append((min(step.at, self._known), len(words)))
+            # A text may end where speech does not, and what follows is heard anew.
+            heard = min(step.at, self._known)
+            cuts.append((told[-1] if told and heard - told[-1] > _REST else heard, len(words)))
         elif self._known > _KEPT:
-            told = [round(each.end * RATE) for each in found]
             cuts += [cut for cut in zip(told, ends, strict=True) if cut[1] <= agreement.settled]
         cut, gone = cuts[-1]
         final += agreement.settle(gone)

@@ -13,7 +13,7 @@ from paceline.audio.mel import MelStream
 from paceline.core.target import Rows
 from paceline.errors import InvalidOption
 from paceline.listening.windows import Listener
-from paceline.methods.careless.captions import CausalCaptions, chunk_ends, prompt_of
+from paceline.methods.careless.captions import CausalCaptions, CausalLive, chunk_ends, prompt_of
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,44 @@ def test_a_full_window_is_followed_by_another(listener: Listener) -> None:
     first.let_go()
     target: Any = listener.engine.decoder.target
     assert target._writer.pool.free == target._writer.pool.blocks
+
+
+def lived(listener: Listener, sound: np.ndarray, piece: int, back: int) -> list[str]:
+    """Words that became final as a sound came in pieces."""
+    live, final = CausalLive(CausalCaptions(listener, look_back=back), listener), list[str]()
+    for begin in range(0, len(sound) + 1, piece):
+        live.push(sound[begin : begin + piece])
+        if begin + piece > len(sound):
+            live.end()
+        while (told := live.step(lambda: None)) is not None:
+            assert len(told.draft) == len(told.drafted)
+            final += told.final
+    assert not live.waiting
+    assert live.tokens > live.forwards // 2
+    live.let_go()
+    with pytest.raises(InvalidOption, match="has ended"):
+        live.push(sound)
+    return final
+
+
+@pytest.mark.parametrize(("seconds", "back"), [(1.4, 2), (1.4, 60), (4.0, 2), (4.0, 60)])
+def test_live_words_are_those_of_the_file(
+    listener: Listener, seconds: float, back: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = noise(seconds, 3)
+    own = CausalCaptions(listener, look_back=back)
+    for begin in range(0, len(sound), own.samples):  # a caption a chunk, of a sound that is there
+        own.push(sound[begin : begin + own.samples])
+    own.end()
+    own.let_go()
+    told = listener.engine.tokenizer.decode([*own.final, *own.caption]).split()
+    assert bool(own.final) == (seconds > 1.5)
+    assert len(told) > 3
+    for piece in (100, 4799, 5000, len(sound)):
+        assert np.array_equal(lived(listener, sound, piece, back), told)
+    if back == 60:  # words that may change are not final
+        monkeypatch.setattr(CausalCaptions, "stays", property(lambda own: len(own.caption)))
+        assert lived(listener, sound, 5000, back) != told
 
 
 def test_nothing_heard_is_nothing_said(listener: Listener) -> None:

@@ -7,7 +7,7 @@ looks at the last two tokens alone, which spares rows of the decoder and leaves 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,9 @@ from paceline.core.target import Heard, HearsOn, Listens, Rows
 from paceline.core.tree import chain
 from paceline.core.types import Described, IntArray, LogitArray
 from paceline.errors import InvalidOption
-from paceline.listening.windows import Listener
+from paceline.listening.agreement import words_of
+from paceline.listening.live import LiveCaption
+from paceline.listening.windows import Listener, Listening
 
 ROW = 2 * HOP / RATE
 """Seconds of an encoder's row."""
@@ -94,6 +96,21 @@ class CausalCaptions(Described):
         self.final: list[int] = []
         self.caption: list[int] = []
         self.forwards = 0
+
+    @classmethod
+    def live(cls, listener: Listener, asked: Listening) -> CausalLive:
+        """Return captions whose words are final behind the two tokens that may change."""
+        return CausalLive(cls(listener, look_back=2, language=asked.language or "en"), listener)
+
+    @property
+    def samples(self) -> int:
+        """Of a chunk."""
+        return 2 * HOP * self._chunk
+
+    @property
+    def stays(self) -> int:
+        """How many tokens of the caption may no longer change."""
+        return 0 if self._look_back is None else max(0, len(self.caption) - self._look_back)
 
     def push(self, samples: LogitArray) -> bool:
         """Hear float32 samples at `audio.mel.RATE`; return whether there is a new caption.
@@ -179,3 +196,70 @@ class CausalCaptions(Described):
         if not said:
             out[0, list(self._listener.rules.first)] = -np.inf
         return out
+
+
+class CausalLive:
+    """Captions with the face of `listening.live.Live`, a step a chunk.
+
+    So what is said is a function of the sound, in whichever pieces it comes.
+
+    Attributes:
+        tokens: of all captions, with their ends.
+        forwards: of the decoder.
+    """
+
+    def __init__(self, captions: CausalCaptions, listener: Listener) -> None:
+        """Begin, with captions that look back at so many tokens."""
+        self._captions, self._decode = captions, listener.engine.tokenizer.decode
+        self._samples: LogitArray = np.zeros(0, np.float32)
+        self._at = self._said = 0  # tokens of windows that are full; words of the last, final ones
+        self._words: list[str] = []  # of its last caption
+        self._ends = self._ended = False
+        self.tokens = 0
+
+    @property
+    def forwards(self) -> int:
+        return self._captions.forwards
+
+    @property
+    def waiting(self) -> float:
+        return len(self._samples) / RATE
+
+    def push(self, samples: LogitArray) -> None:
+        if self._ends:
+            raise InvalidOption("the sound has ended: begin another")
+        self._samples = np.concatenate([self._samples, samples])
+
+    def end(self) -> None:
+        self._ends = True
+
+    def step(self, meanwhile: Callable[[], object]) -> LiveCaption | None:
+        captions, size = self._captions, self._captions.samples
+        while len(self._samples) >= size or (self._ends and not self._ended):
+            part, self._samples = self._samples[:size], self._samples[size:]
+            new = captions.push(part)
+            if self._ends and not len(self._samples):
+                captions.end()
+                new = self._ended = True
+            if new:
+                self.tokens += len(captions.caption) + 1
+                meanwhile()
+                return self._told()
+        return None
+
+    def let_go(self) -> None:
+        self._captions.let_go()
+
+    def _told(self) -> LiveCaption:
+        captions, final = self._captions, list[str]()
+        if full := captions.final[self._at :]:
+            final = words_of(self._decode(full))[self._said :]
+            self._at, self._said, self._words = len(captions.final), 0, []
+        words = words_of(self._decode(captions.caption))
+        # A word has ended where another one begins among tokens that stay.
+        stays = len(words_of(self._decode(captions.caption[: captions.stays]))) - 1
+        known = len(words) if self._ended else max(self._said, stays)
+        final += words[self._said : known]
+        same = [at < len(self._words) and self._words[at] == each for at, each in enumerate(words)]
+        self._said, self._words = known, words
+        return LiveCaption(final, words[known:], same[known:], self.waiting)
