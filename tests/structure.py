@@ -58,7 +58,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 
 BUDGET = {
     "lines": 79_946,
-    "lines of methods": 15_365,
+    "lines of methods": 15_367,
     "modules": 509,
     "docstrings": 0.14,
     "loose": 6,

@@ -27,6 +27,7 @@ from paceline.methods.seeing.specvlm import WAYS, SpecVlm, pruned
 from paceline.networks.base import Network
 from paceline.networks.catalogue import build
 from paceline.networks.runner import ContextUpdate
+from paceline.policy.constants import PROMPT_ROWS, WAITING_ROWS
 
 SEEING = ("msd", "vispec", "specvlm")
 SETTINGS: dict[str, dict[str, Any]] = {"specvlm": {"picture": 6, "keep": 2}}
@@ -142,6 +143,17 @@ def test_the_picture_stands_in_the_context_if_its_features_are_gone(name: str) -
             results.append(drafted(drafter, [1, 2, 3]))
             drafter, sequence = drafter_of(trained, replace(text, picture=picture))
     assert all(np.abs(a - b).max() > 1e-3 for a, b in zip(results[:3], results[3:], strict=True))
+
+
+@every
+def test_the_picture_stands_before_a_long_text(name: str) -> None:
+    text, features = shown(0, PROMPT_ROWS + WAITING_ROWS + 50)
+    drafter, sequence = drafter_of(module(NETWORKS[name]()), replace(text, prompt_length=1300))
+    drafter.read(sequence, features[:1299])
+    known = np.concatenate(drafter._progress[0].features)
+    assert len(known) == len(drafter._progress[0].tokens) == PROMPT_ROWS
+    assert known[:, -1].sum() == drafter.network.kept
+    np.testing.assert_array_equal(known[-1, : 4 * WIDTH], features[1298])
 
 
 def test_the_first_token_behind_a_picture_stands_before_it() -> None:

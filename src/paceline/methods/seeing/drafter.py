@@ -12,6 +12,7 @@ from paceline.drafters.base import DrafterContext
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.errors import InvalidOption
 from paceline.methods.seeing.sight import QUESTION, SeeingNetwork
+from paceline.policy.constants import PROMPT_ROWS
 from paceline.sampling.generation import Generation
 
 
@@ -47,8 +48,9 @@ class SeeingDrafter(TrainedDrafter):
         return drafter
 
     def read(self, sequence: Generation, features: LogitArray) -> None:
-        features, tokens = self._parts(features), sequence.tokens
-        width, kept = self.network.config.hidden_size, self.network.kept
+        tokens, kept = sequence.tokens, self.network.kept
+        width, most = self.network.config.hidden_size, PROMPT_ROWS - kept * len(sequence.pictures)
+        features = self._parts(features)[-max(most, QUESTION) :]  # pictures stay in long prompts
         at = begin = len(tokens) - 1 - len(features)
         self._beside[sequence.id] = np.zeros(width, np.float32)
         following: list[int] = []
