@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 79_946,
+    "lines": 79_949,
     "lines of methods": 15_367,
     "modules": 509,
     "docstrings": 0.14,

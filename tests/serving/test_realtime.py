@@ -18,7 +18,7 @@ from paceline.audio.mel import RATE
 from paceline.listening.live import Live
 from paceline.listening.windows import Listener, Listening
 from paceline.serving import realtime
-from paceline.serving.realtime import Session
+from paceline.serving.realtime import Item, Session
 
 TEXT = "conversation.item.input_audio_transcription."
 
@@ -477,3 +477,23 @@ def test_a_quiet_buffer_is_empty_and_what_is_cleared_ends_a_turn(finding: None) 
     assert not any(each["type"].endswith("stopped") for each in told)
     starts = [each["item_id"] for each in told if each["type"].endswith("started")]
     assert len({*starts}) == 2
+
+
+@pytest.mark.parametrize("rate", [RATE, 24_000])
+def test_what_waits_is_counted_and_not_looked_for(rate: int) -> None:
+    class Taking:
+        waiting = 0.0
+
+        def push(self, samples: np.ndarray) -> None:
+            self.waiting += len(samples) / RATE
+
+    item, live, rng = Item(rate, quiet=True), Taking(), np.random.default_rng(3)
+    for step in range(300):
+        item.add(rng.normal(size=rng.integers(1, 4000)))
+        if step == 40:
+            item.keep(3000)
+        if step > 40 and rng.random() < 0.1:
+            item.give(live)  # type: ignore[arg-type]
+        assert item.behind == sum(map(len, item.waiting)) / RATE
+        assert item.behind + live.waiting == pytest.approx(item.seconds)
+    assert live.waiting > 0

@@ -113,6 +113,7 @@ class Item:
     def __init__(self, rate: int, quiet: bool = False) -> None:
         self.id = f"item_{uuid.uuid4().hex}"
         self.waiting: deque[LogitArray] = deque()
+        self._came = self._given = 0  # samples; each is counted by one thread
         self.committed = self.cleared = False
         self.quiet = quiet
         self.seconds = 0.0
@@ -130,6 +131,7 @@ class Item:
         room = AHEAD - live.waiting
         while self.waiting and room > 0:
             parts.append(self.waiting.popleft())
+            self._given += len(parts[-1])
             room -= len(parts[-1]) / RATE
         if parts:
             live.push(np.concatenate(parts))
@@ -137,13 +139,13 @@ class Item:
     @property
     def behind(self) -> float:
         """Seconds of sound that waits."""
-        return sum(len(each) for each in [*self.waiting]) / RATE
+        return (self._came - self._given) / RATE
 
     def keep(self, most: int) -> None:
         """Forget all samples at `RATE` but the last ones."""
         whole = np.concatenate(self.waiting)
         last = whole[max(0, len(whole) - most) :]
-        self.waiting = deque([last])
+        self.waiting, self._came = deque([last]), len(last)
         self.seconds = len(last) / RATE
 
     def commit(self) -> None:
@@ -153,6 +155,7 @@ class Item:
 
     def _take(self, samples: LogitArray) -> LogitArray:
         self.waiting.append(samples)
+        self._came += len(samples)
         self.seconds += len(samples) / RATE
         return samples
 
