@@ -57,9 +57,9 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 79_949,
+    "lines": 80_229,
     "lines of methods": 15_367,
-    "modules": 509,
+    "modules": 511,
     "docstrings": 0.14,
     "loose": 6,
 }
@@ -186,7 +186,6 @@ ONE_USER = {
     "models.grids.expand": "formats of files, beside those that are read",
     "models.source.FirstLayers": "a source like the others",
     "models.source.smaller_sibling": "files beside a file, which sources know",
-    "models.vision.vision_of": "directories of what sees, beside the files of it",
 }
 """Words there that one file elsewhere uses, or none, and why they stand there all the same."""
 

