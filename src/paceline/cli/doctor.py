@@ -164,13 +164,15 @@ def _pictures(asked: Options, path: Path) -> dict[str, Any]:
     from paceline.core.processor import usable_threads
     from paceline.models.pictures import Picture
     from paceline.models.shown import PictureWords
+    from paceline.models.source import without_adapters
     from paceline.models.vision import mmproj
     from paceline.registry.loading import find_source
     from paceline.runtimes.cpu.tower import CpuTower
 
     source = find_source(asked)
     source.config.refuse_added_embeddings()
-    vision, weights = mmproj(path, source.config.hidden_size)
+    model = without_adapters(source).fingerprint
+    vision, weights = mmproj(path, source.config.hidden_size, model)
     PictureWords.of(vision, source.tokenizer().special_ids)
     precision, tower = asked.precision or "file", vision.tower
     reads = CpuTower(vision, weights, precision, usable_threads(asked.threads))

@@ -22,7 +22,6 @@ from paceline.models.tokenizer import read_json
 from paceline.models.towers import PROJECTORS, Curve, Projector, Tower, TowerKind, Vision
 from paceline.models.weights import Stored
 from paceline.native.blocks import GROUP
-from paceline.weights import weight_files
 
 # Names of tensors in checkpoints, by kind of tower and by projector; "{}" is a layer's number.
 _BLOCK = {
@@ -484,13 +483,6 @@ class _Both:
     def _of(self, name: str) -> SafetensorsFiles:
         first, second = self._files
         return first if name in first else second
-
-
-def find_mmproj(spec: str) -> Path:
-    """Return where an `mmproj` is: a file or directory, or what ships under that name."""
-    path = Path(spec).expanduser()
-    shipped = None if path.exists() else next(weight_files(f"pictures/{path.name}"), None)
-    return shipped or path
 
 
 def mmproj(path: Path, width: int, model: str | None = None) -> tuple[Vision, VisionWeights]:

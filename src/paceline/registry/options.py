@@ -39,7 +39,7 @@ class Options(RuntimeOptions):
     ] = None
     mmproj: Annotated[
         str | None,
-        "What reads pictures for a GGUF model: the mmproj file beside it, or pictures-135m.",
+        "What reads pictures for a GGUF model: its mmproj file, or a connector's folder.",
     ] = None
     runtime: Annotated[str, "cpu, torch, transformers, reference or auto."] = "auto"
     denoiser: Annotated[
