@@ -27,7 +27,7 @@ def read_onnx(data: memoryview) -> dict[str, LogitArray]:
     """Return the float32 tensors of a file, by their names there.
 
     The matrix of a product has no name of its own where it was turned on export: it is there as
-    `NODE.weight` too, of the node's path with dots, turned back to `[outputs, inputs]`.
+    NODE.weight too, of the node's path with dots, turned back to `[outputs, inputs]`.
 
     Raises ModelError if this is no ONNX file, or cut short.
     """
