@@ -165,7 +165,7 @@ def show(given: argparse.Namespace, found: Sequence[Mapping[str, tuple[bool, int
             f"reads {given.keep} of {len(given.expert)} drafts, and *alone* none. Passes are of an "
             "answer."
         ),
-        figures={f"{row[0]}, right": f"{row[1]} of {len(found)}" for row in rows[-3:]},
+        figures={f"right of {len(found)}, {row[0]}": row[1] for row in rows[-3:]},
     )
 
 

@@ -355,7 +355,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{about['words']} held out, of which {about['rare']} were learned less than "
                 f"{RARE} times. A run has {RUN} words."
             ),
-            figures={f"next words right, {row[0]}": row[4] for row in rows},
+            figures={
+                f"next words of {kind}, %": round(100 * each["next words"], 1)
+                for kind, each in found.items()
+            },
         )
     return 0
 
