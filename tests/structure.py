@@ -58,8 +58,8 @@ FREE = {"version", "weights", "__main__", "lab"}
 
 BUDGET = {
     "lines": 80_229,
-    "lines of methods": 15_367,
-    "modules": 511,
+    "lines of methods": 15_811,
+    "modules": 517,
     "docstrings": 0.14,
     "loose": 6,
 }

@@ -30,7 +30,7 @@ WITH_A_MODEL = [each[0] for each in pins.DRAFT_MODEL.values()]
 
 OF_OTHER_MODELS = {"assistant", "dflash", "dspark", "mlp-speculator", "mtp"}
 """Heads of published files alone: they run as the other networks do."""
-HEARING = {"gad", "gad-ctc"}
+HEARING = {"gad", "gad-ctc", "paraformer"}
 """They read sound, which a model that sees has none of."""
 
 

@@ -40,6 +40,7 @@ METHODS: Index = {
         "specvlm": "paceline.methods.seeing.specvlm:SpecVlmDrafter",
         "gad": "paceline.methods.gad.block:GadDrafter",
         "gad-ctc": "paceline.methods.gad.ctc:GadCTCDrafter",
+        "paraformer": "paceline.methods.paraformer.drafter:ParaformerDrafter",
         "cascade": "paceline.methods.cascade:Cascade",
         "deer": "paceline.methods.denoised:Deer",
         "diffuspec": "paceline.methods.denoised:DiffuSpec",

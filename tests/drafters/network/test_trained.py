@@ -34,6 +34,7 @@ from paceline.methods.networks.draft_lm import DraftLM
 from paceline.methods.networks.hidden_transfer import HiddenTransfer
 from paceline.methods.networks.kangaroo import Kangaroo
 from paceline.methods.networks.s2d import S2D
+from paceline.methods.paraformer.drafter import Paraformer
 from paceline.networks.base import Network, describe, drafter_config
 from paceline.networks.catalogue import build, find, names
 from paceline.networks.published.wirings import ALONE
@@ -59,7 +60,7 @@ DRAFTERS: dict[str, type[TrainedDrafter]] = {
     if method.name not in ("mtp", Gad.name, *ALONE)
 }
 # Networks that lead into the target's own further layers, or become a model, have tests elsewhere.
-ELSEWHERE = [each.name for each in (Imitation, S2D, HiddenTransfer, Gad, RowsCTC)]
+ELSEWHERE = [each.name for each in (Imitation, S2D, HiddenTransfer, Gad, RowsCTC, Paraformer)]
 ALONE = [name for name in names() if name not in ELSEWHERE]
 PROMPTS = ([5, 9, 17, 3], [7], [11, 30, 30, 4, 250, 2, 8], [40, 41] * 25)
 GREEDY = SamplingParams(max_new_tokens=6)

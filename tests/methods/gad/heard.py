@@ -17,7 +17,11 @@ from paceline.runtimes.cpu.target import CpuTarget
 from paceline.runtimes.reference.target import ReferenceTarget
 
 CONFIG = tiny_whisper()
-SIZES: Mapping[str, Mapping[str, int]] = {"gad": {"width": 5}, "gad-ctc": {"width": 8}}
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "gad": {"width": 5},
+    "gad-ctc": {"width": 8},
+    "paraformer": {"width": 8},
+}
 IDS = np.arange(0, 62, 2)  # of the draft vocabulary
 TEXT = [41, 42, 13, 2]
 

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.drafter_context import context
 from tests.helpers.tiny_whisper import freed, sound
 from tests.listening.test_windows import END, words
-from tests.methods.gad.heard import CONFIG, IDS, SIZES, TEXT, cpu, opened, reference, saved, trained
+from tests.methods.gad.heard import CONFIG, IDS, TEXT, cpu, opened, reference, saved, trained
 from tests.networks.cases import TINY
 
 from paceline.core.types import Budget, SamplingParams
@@ -24,7 +24,8 @@ from paceline.errors import InvalidOption
 from paceline.lab.measure.fingerprint import RandomWeights
 from paceline.lab.training.setup import TrainingSetup
 from paceline.methods.gad.block import Gad, GadDrafter
-from paceline.methods.gad.ctc import EVERY, GadCTCDrafter, rows_of_sound
+from paceline.methods.gad.ctc import GadCTCDrafter
+from paceline.methods.gad.transcript import EVERY, rows_of_sound
 from paceline.methods.top_gap import TopGap
 from paceline.networks.runner import ContextUpdate
 from paceline.policy.controller import Fixed
@@ -170,7 +171,7 @@ def test_a_head_that_is_right_is_followed(tmp_path: Path, monkeypatch: pytest.Mo
         cache = opened(cpu(), seed)
         by_rows[rows_of_sound(cpu(), cache).tobytes()] = text
         cpu().release(cache)
-    monkeypatch.setattr(made, "transcript", lambda rows: by_rows[rows.tobytes()])
+    monkeypatch.setattr(made, "transcript", lambda rows, _: by_rows[rows.tobytes()])
     found, stood = texts(engine(made, Coupled()), 0.0)
     assert found == plain
     assert stood > 60  # of 120: a step of five takes four of its draft
@@ -215,7 +216,7 @@ def test_models_that_hear_nothing_and_odd_options_are_refused(tmp_path: Path) ->
         GadDrafter.create(context(cpu(), model="other", options=options))
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_texts_alone_train_none_of_them(name: str) -> None:
     setup: Any = object.__new__(TrainingSetup)
     setup.source = type("Source", (), {"config": CONFIG})()

@@ -7,8 +7,9 @@ slots of each block show their token in a second pass. The loss is that of the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,7 +32,9 @@ from paceline.methods.gad.ctc import RowsCTC
 from paceline.methods.gad.windows import KeptWindows
 from paceline.methods.networks.ctc import collapse
 from paceline.methods.networks.glancing import some
+from paceline.models.config import ModelConfig
 from paceline.models.ops import KV, Heads, Sight
+from paceline.models.weights import Weights
 from paceline.networks.base import Network
 from paceline.networks.blocks import opened_slots
 from paceline.networks.torch_ops import NetworkTensors, Qkv, TextAttention, TorchOps
@@ -40,6 +43,9 @@ from paceline.networks.torch_ops import NetworkTensors, Qkv, TextAttention, Torc
 _FIRST, _LAST = 0.5, 0.3
 
 _ANCHORS = 8  # places of a transcript at which an update drafts
+
+DEPTH = 16
+"""Tokens of a transcript that are drafted at once where it is judged."""
 
 USED = {"tokens", "batch_tokens", "rate", "warm_up", "clip", "seed"}
 """Fields of the recipe; the loss is that of labels."""
@@ -84,6 +90,8 @@ class HeardTask(DrafterTask):
     source = "transcripts that the target wrote of sounds"
     more = "by more sounds"
     reads: ClassVar[str]
+    marks: ClassVar[bool] = True
+    """Times and ends are drafted too."""
 
     def __init__(
         self,
@@ -93,11 +101,23 @@ class HeardTask(DrafterTask):
         embedding: LogitArray,
         head: LogitArray,
         recipe: DrafterRecipe,
+        start: Mapping[str, LogitArray] = MappingProxyType({}),
+        times: int = 0,
     ) -> None:
-        """Draw the weights, as `DrafterTask` does; of its recipe `USED` has a say."""
-        heard = HeardSource(windows, self.reads)
-        super().__init__(network, vocabulary, embedding, head, windows.texts(), heard, recipe)
-        self._windows = windows
+        """Draw the weights, as `DrafterTask` does; of its recipe `USED` has a say.
+
+        `times` is the first of the tokens that tell times, each 20 ms later than the one before.
+        """
+        heard, texts = HeardSource(windows, self.reads), windows.texts()
+        super().__init__(network, vocabulary, embedding, head, texts, heard, recipe, start=start)
+        self._windows, self._times = windows, times
+
+    @classmethod
+    def begins(
+        cls, network: Network, model: ModelConfig, weights: Weights
+    ) -> dict[str, LogitArray]:
+        """Return the parameters that begin as weights of the model."""
+        return {}
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -185,12 +205,11 @@ class BlockTask(HeardTask):
 
 
 class RowsTask(HeardTask):
-    """The CTC head; what is judged are drafts of `_DEPTH` tokens of the whole transcript."""
+    """The CTC head; what is judged are drafts of `DEPTH` tokens of the whole transcript."""
 
     network: RowsCTC
     reads = "rows"
     conditions = "drafts of what the head says against transcripts as they stand"
-    _DEPTH = 16
 
     def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
         loss = torch.stack([self._nats(self._said(text), text) for text in texts]).mean()
@@ -199,13 +218,14 @@ class RowsTask(HeardTask):
     @torch.no_grad()
     def judge(self) -> Judged:
         losses: list[float] = []
-        found = Hits(0, np.zeros(self._DEPTH, dtype=np.int64))
+        found = Hits(0, np.zeros(DEPTH, dtype=np.int64))
         ids = [*self.vocabulary.ids.tolist(), -1]
         for text in self.held_out:
             logits = self._said(text)
             losses.append(float(self._nats(logits, text)))
             slots = [ids[each] for each in logits.argmax(-1).tolist()]
-            found += self._followed([slots[at] for at in collapse(slots, -1)], text)
+            said = [slots[at] for at in collapse(slots, -1)]
+            found += followed(said, text.tokens.tolist(), text.prompt_length)
         return Judged(float(np.mean(losses)), found)
 
     def _said(self, text: Text) -> Tensor:
@@ -222,16 +242,18 @@ class RowsTask(HeardTask):
         blank = logits.shape[-1] - 1
         return functional.ctc_loss(chances, answer[None], *sizes, blank=blank, zero_infinity=True)
 
-    def _followed(self, said: Sequence[int], text: Text) -> Hits:
-        follower, tokens, at = Follower(said), text.tokens.tolist(), text.prompt_length
-        found = Hits(0, np.zeros(self._DEPTH, dtype=np.int64))
-        while at + self._DEPTH < len(tokens):
-            follower.read(tokens[:at], text.prompt_length)
-            pairs = zip(follower.next(self._DEPTH), tokens[at:], strict=False)
-            run = int(np.cumprod([a == b for a, b in pairs]).sum())
-            found += Hits(1, (np.arange(self._DEPTH) < run).astype(np.int64))
-            at += run + 1
-        return found
+
+def followed(said: Sequence[int], tokens: Sequence[int], at: int) -> Hits:
+    """Count what stands of drafts of `DEPTH` tokens of a transcript, of a text from `at` on."""
+    follower, first = Follower(said), at
+    found = Hits(0, np.zeros(DEPTH, dtype=np.int64))
+    while at + DEPTH < len(tokens):
+        follower.read(tokens[:at], first)
+        pairs = zip(follower.next(DEPTH), tokens[at:], strict=False)
+        run = int(np.cumprod([a == b for a, b in pairs]).sum())
+        found += Hits(1, (np.arange(DEPTH) < run).astype(np.int64))
+        at += run + 1
+    return found
 
 
 def _mean(logits: Tensor, right: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption
 from paceline.lab.training.data import Text
 from paceline.listening.windows import Listener, Listening
-from paceline.methods.gad.ctc import rows_of_sound
+from paceline.methods.gad.transcript import rows_of_sound
 
 _ADVICE = "give another --data"
 _LOOKED_AT = (-2, -1)  # layers of the decoder
