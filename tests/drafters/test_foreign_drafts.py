@@ -66,11 +66,11 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Drafter]:
 
 
 # Those with networks, and those that ask blocks of rows, need targets of their own: see
-# test_trained.py, methods/gad, methods/paraformer, methods/test_layers.py,
+# test_trained.py, methods/test_seeing.py, methods/gad, methods/paraformer, methods/test_layers.py,
 # methods/test_schedules.py and methods/test_denoised.py.
 OTHERS = ("paceline.drafters.network.drafter:", "paceline.methods.networks.")
 OTHERS += ("paceline.methods.layers.", "paceline.methods.denoised:", "paceline.methods.gad.")
-OTHERS += ("paceline.methods.paraformer.",)
+OTHERS += ("paceline.methods.paraformer.", "paceline.methods.seeing.")
 OTHERS += ("paceline.methods.schedules.mirror:", "paceline.methods.schedules.easyspec:")
 
 NAMES = [
