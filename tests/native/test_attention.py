@@ -108,9 +108,9 @@ def layer(
         KV_DTYPES[kept],
         sizes.eps,
         sizes.shape.scale,
-        sizes.window,
-        2 * len(sizes.frequencies),
-        sizes.value_norm,
+        window=sizes.window,
+        rotated=2 * len(sizes.frequencies),
+        value_norm=sizes.value_norm,
     )
     packed = Packed()
     program = Program(packed, heads, LONGEST)

@@ -18,7 +18,7 @@ PIECES = 16
 def argmax(rows: Any, threads: int = 2, asked: int | None = None) -> list[int]:
     """By the operation, of the first rows that are asked for."""
     count, size = rows.shape
-    program = Program(Packed(), CHeads(2, 1, 16, KV_DTYPES["fp32"], 1e-5, 0.25, 0, 16), 64)
+    program = Program(Packed(), CHeads(2, 1, 16, KV_DTYPES["fp32"], 1e-5, 0.25, rotated=16), 64)
     logits = program.buffer("rows", size)
     program.load("logits", logits)
     found = program.argmax(logits, "asked")

@@ -35,7 +35,7 @@ def refined(
     """By the operation; behind the logits are larger numbers that are none of theirs."""
     count, size = rows.shape
     packed = Packed()
-    made = Program(packed, CHeads(2, 1, 16, KV_DTYPES["fp32"], 1e-5, 0.25, 0, 16), 64)
+    made = Program(packed, CHeads(2, 1, 16, KV_DTYPES["fp32"], 1e-5, 0.25, rotated=16), 64)
     states, logits = made.buffer("rows", WIDTH), made.buffer("rows", size + room)
     made.load("hidden", states)
     made.load("logits", logits)
