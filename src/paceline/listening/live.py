@@ -31,6 +31,7 @@ _TEXTS = 2  # that draft the next one, which often goes back on what the last on
 _TOLD = 500  # final words that are kept to be told the next window, which reads about 220 tokens
 _PAUSE = round(0.8 * RATE)  # samples without speech that end what was said
 _REST = 2 * RATE  # samples behind a text that may hold more
+_SAID = RATE  # least samples of a text behind which more is heard: the next ones may be as short
 
 
 class LiveCaption(NamedTuple):
@@ -168,7 +169,8 @@ class Live:
         elif self._known == WINDOW or (self._ended and not lag):
             # A text may end where speech does not, and what follows is heard anew.
             heard = min(step.at, self._known)
-            cuts.append((told[-1] if told and heard - told[-1] > _REST else heard, len(words)))
+            early = bool(told) and _SAID <= told[-1] < heard - _REST
+            cuts.append((told[-1] if early else heard, len(words)))
         elif self._known > _KEPT:
             cuts += [cut for cut in zip(told, ends, strict=True) if cut[1] <= agreement.settled]
         cut, gone = cuts[-1]

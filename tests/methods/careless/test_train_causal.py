@@ -163,7 +163,7 @@ def test_the_command_trains_what_a_model_lacks(
     from paceline.registry.options import Options
 
     class Source:
-        config, name = CONFIG, "tiny"
+        config, name, path = CONFIG, "tiny", None
 
         def weights(self) -> Any:
             return WhisperWeights(CONFIG)
