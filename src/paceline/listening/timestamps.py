@@ -75,7 +75,7 @@ def unsaid_of(path: Path, vocabulary: int) -> tuple[set[int] | None, tuple[int, 
     None is for a list that its files do not have; ModelError names one that is no list of tokens.
     """
 
-    def of(*names: str) -> list[int] | None:
+    def listed(names: tuple[str, ...]) -> list[int] | None:
         for file in ("generation_config.json", "config.json"):
             found = read_json(path / file)
             for name in (each for each in names if found.get(each) is not None):
@@ -88,7 +88,7 @@ def unsaid_of(path: Path, vocabulary: int) -> tuple[set[int] | None, tuple[int, 
                     return ids
         return None
 
-    suppressed, first = of("suppress_tokens", "suppress_ids"), of(*_BEGINS)
+    suppressed, first = listed(("suppress_tokens", "suppress_ids")), listed(_BEGINS)
     return None if suppressed is None else {*suppressed}, None if first is None else (*first,)
 
 
