@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 80_229,
+    "lines": 80_236,
     "lines of methods": 15_811,
     "modules": 517,
     "docstrings": 0.14,

@@ -56,9 +56,9 @@ class Socket:
     def text(self, text: str) -> None:
         self._out.put_nowait({"type": "websocket.receive", "text": text})
 
-    def append(self, sound: np.ndarray) -> None:
+    def append(self, sound: np.ndarray, **more: Any) -> None:
         raw = np.round(sound * 32767).astype("<i2").tobytes()
-        self.say("input_audio_buffer.append", audio=base64.b64encode(raw).decode())
+        self.say("input_audio_buffer.append", audio=base64.b64encode(raw).decode(), **more)
 
     def rate(self, rate: int, **more: Any) -> None:
         sound = {"format": {"type": "audio/pcm", "rate": rate}} | more
@@ -214,7 +214,72 @@ def test_a_flood_is_refused() -> None:
         found: Json = error["error"]
         return found
 
-    assert talk(work, max_sound=3.0)["param"] == "audio"
+    error = talk(work, max_sound=20.0)
+    assert error["param"] == "audio"
+    assert "of 5 s wait" in error["message"]
+
+
+def test_a_flood_holds_no_more_than_its_share_and_harms_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sessions, ran, decoded = list[Session](), Session.run, Session._decoded
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(Session, "run", lambda own: sessions.append(own) or ran(own))
+
+    async def slowly(own: Session, request: Any) -> Any:
+        if own is sessions[0]:
+            begun.set()
+            await go_on.wait()
+        return await decoded(own, request)
+
+    monkeypatch.setattr(Session, "_decoded", slowly)
+    first, piece, spoken = noise(1.2, seed=1), noise(0.2, seed=2), noise(0.8, seed=3)
+
+    async def whole() -> None:
+        async with serving(engine(), (), max_sound=16.0) as client:
+            flood, other = (Socket(client.service.app) for _ in range(2))
+            for each in (flood, other):
+                each.rate(RATE)
+                await each.until("session.updated")
+            flood.append(first)
+            await begun.wait()
+            for number in range(500):  # 25 times what it may hold
+                flood.append(piece, event_id=f"{number}")
+            flood.say("session.update", session={})  # changes nothing: the flood is over
+            [*errors, _] = await flood.until("session.updated")
+            held = sum(part.nbytes for item in sessions[0]._items for part in item.waiting)
+            assert 3.7 * RATE * 4 < held <= 4 * RATE * 4
+            other.append(spoken)
+            other.say("input_audio_buffer.commit")
+            [*_, done] = await other.until(f"{TEXT}completed")
+            assert done["transcript"] == offline(spoken)
+            # What was refused is told by its name, and the rest is written down.
+            assert all("of 4 s wait to be heard" in each["error"]["message"] for each in errors)
+            refused = {int(each["error"]["event_id"]) for each in errors}
+            assert refused == {*range(500 - len(errors), 500)}
+            go_on.set()
+            flood.say("input_audio_buffer.commit")
+            [*_, done] = await flood.until(f"{TEXT}completed")
+            assert done["usage"]["seconds"] == pytest.approx(1.2 + 0.2 * (500 - len(errors)))
+            await flood.leave()
+            await other.leave()
+            assert client.service.gate.seconds == client.service.gate.sequences == 0
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def test_a_flood_of_small_pieces_takes_no_more_memory() -> None:
+    rng, item, pieces = np.random.default_rng(5), Item(RATE), list[np.ndarray]()
+    for _ in range(8000):
+        pieces.append(rng.normal(size=rng.integers(0, 4)))
+        item.add(pieces[-1])
+    assert len(item.waiting) < 20
+    whole = np.concatenate(pieces).astype(np.float32)
+    assert np.array_equal(np.concatenate(item.waiting), whole)
+    item = Item(48_000)
+    for _ in range(1000):
+        item.add(np.zeros(0))
+    assert not item.waiting
 
 
 def test_what_captions_have_taken_and_not_heard_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +302,7 @@ def test_what_captions_have_taken_and_not_heard_waits_too(monkeypatch: pytest.Mo
         return found
 
     # The window of the step is heard, and what came with it beyond that is not.
-    assert "38 s wait" in talk(work, max_sound=40.0)
+    assert "38 of 40 s wait" in talk(work, max_sound=160.0)
 
 
 @pytest.mark.parametrize("sound", [noise(7.0), np.zeros(7 * RATE, np.float32)])

@@ -36,6 +36,8 @@ _TEXT = "conversation.item.input_audio_transcription."
 _OFFERED = "sec-websocket-protocol"
 _TURNS = 100  # that wait to be written down
 _STEP = 0.05  # seconds of sound in which turns are looked for at once
+_PART = RATE // 10  # samples of which pieces that wait are made, if they come in smaller ones
+_SHARE = 4  # of the sound that the server takes on, what waits of a session is a quarter at most
 _WAIT = 15.0  # seconds between looks at an outbox
 
 
@@ -129,10 +131,11 @@ class Item:
         """Give captions as much as they may hold."""
         parts = []
         room = AHEAD - live.waiting
-        while self.waiting and room > 0:
-            parts.append(self.waiting.popleft())
-            self._given += len(parts[-1])
-            room -= len(parts[-1]) / RATE
+        with suppress(IndexError):  # what comes meanwhile may be put to the last part
+            while room > 0:
+                parts.append(self.waiting.popleft())
+                self._given += len(parts[-1])
+                room -= len(parts[-1]) / RATE
         if parts:
             live.push(np.concatenate(parts))
 
@@ -143,7 +146,7 @@ class Item:
 
     def keep(self, most: int) -> None:
         """Forget all samples at `RATE` but the last ones."""
-        whole = np.concatenate(self.waiting)
+        whole = np.concatenate([np.zeros(0, np.float32), *self.waiting])
         last = whole[max(0, len(whole) - most) :]
         self.waiting, self._came = deque([last]), len(last)
         self.seconds = len(last) / RATE
@@ -154,7 +157,13 @@ class Item:
         self.committed = True
 
     def _take(self, samples: LogitArray) -> LogitArray:
-        self.waiting.append(samples)
+        # An array takes more memory than a few samples, so these are put together.
+        waiting, whole = self.waiting, samples
+        with suppress(IndexError):  # it may be given to captions meanwhile
+            if len(samples) and len(waiting[-1]) < _PART:
+                whole = np.concatenate([waiting.pop(), samples])
+        if len(samples):
+            waiting.append(whole)
         self._came += len(samples)
         self.seconds += len(samples) / RATE
         return samples
@@ -318,11 +327,15 @@ class Session:
             raise BadRequest(f"audio: it is no base64 ({error})", "audio") from error
         if len(raw) % 2:
             raise BadRequest("audio: numbers have two bytes: send whole ones", "audio")
-        rate, most = self._format.rate, self._settings.max_sound
+        rate, most = self._format.rate, (self._settings.max_sound or math.inf) / _SHARE
         seconds = len(raw) / 2 / rate
         held = self._waiting
-        if most is not None and held + seconds > most:
-            raise BadRequest(f"audio: {held:.0f} s wait to be heard: send it more slowly", "audio")
+        if held + seconds > most:
+            raise BadRequest(
+                f"audio: {held:.0f} of {most:g} s wait to be heard: send it more slowly, or start "
+                "the server with a larger --max-sound",
+                "audio",
+            )
         self.ticket.hold(1, 0, math.ceil(held + seconds))
         samples = np.frombuffer(raw, "<i2").astype(np.float64) / 32768
         if self._turns is None:
@@ -402,8 +415,8 @@ class Session:
         if self._live is None:
             asked = Listening(self._wanted.language, False, self._wanted.prompt)
             self._live = Live(self._model.listener, asked, finder=self._model.finder)
-        live = self._live
-        request = await asyncio.to_thread(self._asked, item, live)
+        live, ended = self._live, item.committed  # of a sound that ends later more may come
+        request = await asyncio.to_thread(self._asked, item, live, ended)
         if request is not None:
             done = await self._decoded(request)
             caption = await asyncio.to_thread(self._heard, item, live, done)
@@ -414,7 +427,7 @@ class Session:
                 lag = round(caption.lag + item.behind, 3)
                 told = {"draft": " ".join(caption.draft), "lag": lag}
                 await self._tell(f"{_TEXT}delta", item=item, delta=text, paceline=told)
-        elif item.committed and not item.waiting:
+        elif ended and not item.waiting:
             self._leave()
             self._hosted.counts.counts["sound_seconds"] += math.ceil(item.seconds)
             usage = {"type": "duration", "seconds": round(item.seconds, 3)}
@@ -430,8 +443,7 @@ class Session:
             self._live.let_go()
         self._live = None
 
-    def _asked(self, item: Item, live: Live) -> Prepared | None:
-        ended = item.committed  # before what waits is taken, of which nothing comes then
+    def _asked(self, item: Item, live: Live, ended: bool) -> Prepared | None:
         item.give(live)
         if ended and not item.waiting:
             live.end()
