@@ -18,12 +18,12 @@ from itertools import takewhile
 from pathlib import Path
 from statistics import mean
 
+from benchmarks.script import Findings, add_output, run_script
+
 from paceline.audio.mel import RATE
 from paceline.audio.read import read_sound
 from paceline.core.types import LogitArray
-from paceline.errors import PacelineError
 from paceline.lab.measure import results
-from paceline.lab.measure.report import aligned
 from paceline.listening.agreement import edits_to
 from paceline.methods.careless.spoken import with_texts, word_ends
 
@@ -158,8 +158,25 @@ def numbers(text: str) -> list[int]:
     return [*map(int, text.split(","))]
 
 
+def findings(given: argparse.Namespace) -> Findings:
+    """Measure, and put it as a table."""
+    whisper, rows = given.kind == "whisper", list[Row]()
+    for row in (of_whisper if whisper else of_conformer)(given):
+        rows.append(row)
+        print(*row, flush=True, file=sys.stderr)
+    what = Path(given.model if whisper else given.weights).name
+    return Findings(
+        title=f"Speech that is heard chunk by chunk: {given.kind}",
+        topic="speech",
+        command=f"python -m benchmarks.causal {given.kind} ({what})",
+        columns=COLUMNS,
+        rows=rows,
+        note=NOTE,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure one of both."""
+    """Measure, print, and write --record."""
     parser = argparse.ArgumentParser(prog="causal", description=(__doc__ or "").splitlines()[0])
     kinds = parser.add_subparsers(dest="kind", required=True)
     for kind, chunks in (("whisper", "15,25,50"), ("conformer", "1,4,14,28")):
@@ -179,31 +196,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         made.add_argument("--count", type=int, help="of sounds at most")
         made.add_argument("--threads", type=int, default=1)
-        made.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    given = parser.parse_args(argv)
-    rows: list[Row] = []
-    try:
-        for row in (of_whisper if given.kind == "whisper" else of_conformer)(given):
-            rows.append(row)
-            print(*row, flush=True, file=sys.stderr)
-    except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(
-        aligned([COLUMNS, *(["-" if cell is None else str(cell) for cell in row] for row in rows)])
-    )
-    if given.record is not None:
-        what = Path(given.model if given.kind == "whisper" else given.weights).name
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            f"Speech that is heard chunk by chunk: {given.kind}",
-            "speech",
-            f"python -m benchmarks.causal {given.kind} ({what})",
-            COLUMNS,
-            rows,
-            NOTE,
-        )
-    return 0
+        add_output(made)
+    return run_script(parser, findings, argv)
 
 
 if __name__ == "__main__":

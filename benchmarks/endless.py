@@ -23,13 +23,12 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from benchmarks.script import Findings, add_output, run_script
 
 from paceline.core import tree
 from paceline.core.target import LEAVING, SINKS, Rows, room_of, whole
-from paceline.errors import InvalidOption, PacelineError
-from paceline.lab.measure import results
-from paceline.lab.measure.machine import dumps, machine
-from paceline.lab.measure.report import aligned
+from paceline.errors import InvalidOption
+from paceline.lab.measure.machine import machine
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import ModelSource, resolve
 from paceline.runtimes.cpu.target import CpuTarget
@@ -240,6 +239,23 @@ def note(found: dict[str, Any]) -> str:
     return said
 
 
+def findings(given: argparse.Namespace) -> Findings:
+    """Measure, and put it as a table."""
+    found = measure(given, resolve(given.model))
+    return Findings(
+        title=f"{found['model']}: perplexity of a text that is longer than what is kept of it",
+        topic="long-context",
+        command=f"python -m benchmarks.endless --model {Path(given.model).name} --tokens "
+        f"{given.tokens} --window {given.window} --full {given.full} --every {given.every} "
+        f"--bucket {given.bucket} --ways {given.ways} --decode {given.decode}",
+        columns=COLUMNS,
+        rows=cells(found),
+        note=note(found),
+        data=found,
+        timed=True,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write --record."""
     parser = argparse.ArgumentParser(prog="endless", description=(__doc__ or "").splitlines()[0])
@@ -254,33 +270,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--decode", type=int, default=0, help="tokens to decode for their speed")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    try:
-        source = resolve(given.model)
-        found = measure(given, source)
-    except PacelineError as error:
-        print(f"paceline: error: {error}", file=sys.stderr)
-        return 2
-    if given.record is not None:
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            f"{found['model']}: perplexity of a text that is longer than what is kept of it",
-            "long-context",
-            f"python -m benchmarks.endless --model {Path(given.model).name} --tokens "
-            f"{given.tokens} --window {given.window} --full {given.full} --every {given.every} "
-            f"--bucket {given.bucket} --ways {given.ways} --decode {given.decode}",
-            COLUMNS,
-            cells(found),
-            note=note(found),
-        )
-    if given.json:
-        print(dumps(found, indent=1))
-    else:
-        print(aligned([COLUMNS, *(list(map(str, row)) for row in cells(found))]))
-        print(note(found))
-    return 0
+    add_output(parser)
+    return run_script(parser, findings, argv)
 
 
 if __name__ == "__main__":

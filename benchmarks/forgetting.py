@@ -21,13 +21,12 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.endless import nats
+from benchmarks.script import Findings, add_output, run_script
 
 from paceline.core import tree
 from paceline.core.target import LEAVING, SINKS, Rows, room_of, whole
-from paceline.errors import InvalidOption, PacelineError
+from paceline.errors import InvalidOption
 from paceline.lab.measure import results
-from paceline.lab.measure.machine import dumps
-from paceline.lab.measure.report import aligned
 from paceline.methods.spatten import Leaving, PrunedTarget
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
@@ -120,6 +119,21 @@ def measure(given: argparse.Namespace) -> list[list[results.Cell]]:
     return table
 
 
+def findings(given: argparse.Namespace) -> Findings:
+    """Measure, and put it as a table."""
+    return Findings(
+        title=f"Tokens that leave by weight, {Path(given.model).stem}",
+        topic="long-context",
+        command=f"python -m benchmarks.forgetting --model {Path(given.model).name} --tokens "
+        f"{given.tokens} --windows {given.windows} --places {given.places}",
+        columns=COLUMNS,
+        rows=measure(given),
+        note=f"A text of {given.tokens} tokens; {LEAVING} leave at once, half of the window "
+        f"stays in any case, as do the first {SINKS}. Agreement: tokens up to the first that "
+        f"differs from the whole text's, from {given.places} places.",
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write --record."""
     parser = argparse.ArgumentParser(prog="forgetting", description=(__doc__ or "").splitlines()[0])
@@ -127,32 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=1536)
     parser.add_argument("--windows", default="512,256", help="tokens kept behind the first ones")
     parser.add_argument("--places", type=int, default=6, help="where texts go on")
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    try:
-        rows = measure(given)
-    except PacelineError as error:
-        print(f"paceline: error: {error}", file=sys.stderr)
-        return 2
-    if given.json:
-        print(dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows]))
-    else:
-        print(aligned([COLUMNS, *(list(map(str, row)) for row in rows)]))
-    if given.record is not None:
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            f"Tokens that leave by weight, {Path(given.model).stem}",
-            "long-context",
-            f"python -m benchmarks.forgetting --model {Path(given.model).name} --tokens "
-            f"{given.tokens} --windows {given.windows} --places {given.places}",
-            COLUMNS,
-            rows,
-            note=f"A text of {given.tokens} tokens; {LEAVING} leave at once, half of the window "
-            f"stays in any case, as do the first {SINKS}. Agreement: tokens up to the first that "
-            f"differs from the whole text's, from {given.places} places.",
-        )
-    return 0
+    add_output(parser)
+    return run_script(parser, findings, argv)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.endless import nats
+from benchmarks.script import Findings, add_output, run_script
 
 from paceline.core import tree
 from paceline.core.cache import make_dir
@@ -33,10 +34,7 @@ from paceline.core.types import Distribution, IntArray, SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
-from paceline.errors import PacelineError
 from paceline.lab.measure import results
-from paceline.lab.measure.machine import dumps
-from paceline.lab.measure.report import aligned
 from paceline.methods.jacobi import Initial, Jacobi
 from paceline.methods.neighbours import Neighbours, Rings
 from paceline.models.source import DirectorySource
@@ -246,33 +244,26 @@ def measure(given: argparse.Namespace) -> list[list[results.Cell]]:
     return table
 
 
-def show(given: argparse.Namespace) -> None:
-    """Measure, print, and write --record."""
+def findings(given: argparse.Namespace) -> Findings:
+    """Measure, and put it as a table."""
     rows = measure(given)
-    if given.json:
-        print(dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows]))
-    else:
-        print(aligned([COLUMNS, *(list(map(str, row)) for row in rows)]))
-    if given.record is None:
-        return
     learned = [
         json.loads((folder / "training.json").read_text())
         for folder in (given.lines, given.neighbours)
     ]
     best = min(rows[1:-1], key=lambda row: float(str(row[1])))
-    results.record(
-        Path("docs/results/data") / f"{given.record}.json",
-        f"Pictures of {SIDE} x {SIDE} pixels: Jacobi windows and neighbours",
-        "drafters",
-        "".join(
+    return Findings(
+        title=f"Pictures of {SIDE} x {SIDE} pixels: Jacobi windows and neighbours",
+        topic="drafters",
+        command="".join(
             f"python -m benchmarks.pixels train --order {each['order']} --steps {each['steps']} "
             f"--out {each['order'].upper()}\n"
             for each in learned
         )
         + "python -m benchmarks.pixels measure --lines LINES --neighbours NEIGHBOURS "
         f"--pictures {given.pictures}",
-        COLUMNS,
-        rows,
+        columns=COLUMNS,
+        rows=rows,
         note=f"Two models of {LAYERS} layers and width {WIDTH}, each trained on "
         f"{learned[0]['steps'] * learned[0]['batch']} pictures of {LEVELS} levels of grey. "
         f"{given.pictures} pictures a way, at temperature 1; windows of {given.window}. Bits are "
@@ -290,25 +281,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pixels", description=(__doc__ or "").splitlines()[0])
     kinds = parser.add_subparsers(dest="kind", required=True)
     learned = kinds.add_parser("train", help="train a model")
+    learned.set_defaults(work=train)
     learned.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     learned.add_argument("--order", choices=("lines", "neighbours"), required=True)
     learned.add_argument("--steps", type=int, default=600)
     learned.add_argument("--batch", type=int, default=8)
     learned.add_argument("--seed", type=int, default=0)
     told = kinds.add_parser("measure", help="draw pictures")
+    told.set_defaults(work=findings)
     told.add_argument("--lines", type=Path, required=True, metavar="FOLDER")
     told.add_argument("--neighbours", type=Path, required=True, metavar="FOLDER")
     told.add_argument("--pictures", type=int, default=32)
     told.add_argument("--window", type=int, default=16)
-    told.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    told.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    try:
-        (train if given.kind == "train" else show)(given)
-    except PacelineError as error:
-        print(f"paceline: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    add_output(told)
+    return run_script(parser, lambda given: given.work(given), argv)
 
 
 if __name__ == "__main__":

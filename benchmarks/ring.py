@@ -13,14 +13,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
+from benchmarks.script import Findings, add_output, run_script
 
 from paceline.core.types import LogitArray
 from paceline.lab.measure import results
-from paceline.lab.measure.machine import dumps
-from paceline.lab.measure.report import aligned
 from paceline.methods.ring import Ring, Sent
 from paceline.runtimes.reference.arithmetic import CHUNK
 
@@ -83,36 +81,32 @@ def measure(names: Sequence[str]) -> list[list[results.Cell]]:
     return table
 
 
+def findings(given: argparse.Namespace) -> Findings:
+    """Measure, and put it as a table."""
+    rows = measure(given.shapes)
+    by = {(row[0], row[1]): row[4] for row in rows}
+    return Findings(
+        title=f"Attention over {RANKS} ranks: bytes by what goes round",
+        topic="long-context",
+        command=f"python -m benchmarks.ring --record {given.record}",
+        columns=COLUMNS,
+        rows=rows,
+        note="Bytes of a row and a round, float32. Ordered, results are the engine's to the bit; "
+        "else they differ by so much, by who came first.",
+        figures={
+            f"busiest direction, queries beside keys, {name}": by[name, "queries"]
+            for name in ("Llama 2 7B", "Qwen2.5 1.5B")
+            if name in given.shapes
+        },
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Count, print a table or JSON, and write --record."""
     parser = argparse.ArgumentParser(prog="ring", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    rows = measure(given.shapes)
-    if given.json:
-        print(dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows]))
-    else:
-        print(aligned([COLUMNS, *(list(map(str, row)) for row in rows)]))
-    if given.record is not None:
-        by = {(row[0], row[1]): row[4] for row in rows}
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            f"Attention over {RANKS} ranks: bytes by what goes round",
-            "long-context",
-            f"python -m benchmarks.ring --record {given.record}",
-            COLUMNS,
-            rows,
-            note="Bytes of a row and a round, float32. Ordered, results are the engine's to the "
-            "bit; else they differ by so much, by who came first.",
-            figures={
-                f"busiest direction, queries beside keys, {name}": by[name, "queries"]
-                for name in ("Llama 2 7B", "Qwen2.5 1.5B")
-                if name in given.shapes
-            },
-        )
-    return 0
+    add_output(parser)
+    return run_script(parser, findings, argv)
 
 
 if __name__ == "__main__":

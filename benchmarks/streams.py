@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from benchmarks.script import Findings, add_output, run_script
+
 from paceline.core.types import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.errors import InvalidOption, PacelineError
-from paceline.lab.measure import results
-from paceline.lab.measure.machine import dumps, machine
+from paceline.errors import InvalidOption
+from paceline.lab.measure.machine import machine
 from paceline.lab.measure.prompts import BUILT_IN
-from paceline.lab.measure.report import aligned
 from paceline.lab.measure.streams import Piece, Prompter, Room, Stream, WallClock, Way, play
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.registry.loading import load
@@ -163,6 +163,23 @@ def cells(found: dict[str, Any]) -> list[list[Any]]:
     ]
 
 
+def findings(given: argparse.Namespace) -> Findings:
+    """Measure, and put it as a table."""
+    found = measure(given)
+    return Findings(
+        title=f"{found['model']}: prompts that come in pieces",
+        topic="batching",
+        command=f"python -m benchmarks.streams --model {Path(given.model).name} "
+        f"--clients {given.clients} --prompt-tokens {given.prompt_tokens} "
+        f"--pieces {given.pieces} --seconds {given.seconds:g} --rounds {given.rounds}",
+        columns=COLUMNS,
+        rows=cells(found),
+        note=note(found),
+        data=found,
+        timed=True,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write --record."""
     parser = argparse.ArgumentParser(prog="streams", description=(__doc__ or "").splitlines()[0])
@@ -175,31 +192,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--drafter", default="none")
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    try:
-        found = measure(given)
-    except PacelineError as error:
-        print(f"paceline: error: {error}", file=sys.stderr)
-        return 2
-    if given.record is not None:
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            f"{found['model']}: prompts that come in pieces",
-            "batching",
-            f"python -m benchmarks.streams --model {Path(given.model).name} "
-            f"--clients {given.clients} --prompt-tokens {given.prompt_tokens} "
-            f"--pieces {given.pieces} --seconds {given.seconds:g} --rounds {given.rounds}",
-            COLUMNS,
-            cells(found),
-            note=note(found),
-        )
-    if given.json:
-        print(dumps(found, indent=1))
-    else:
-        print(aligned([COLUMNS, *(list(map(str, row)) for row in cells(found))]))
-    return 0
+    add_output(parser)
+    return run_script(parser, findings, argv)
 
 
 def note(found: dict[str, Any]) -> str:
