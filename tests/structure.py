@@ -57,8 +57,8 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 80_236,
-    "lines of methods": 15_811,
+    "lines": 80_333,
+    "lines of methods": 15_911,
     "modules": 517,
     "docstrings": 0.14,
     "loose": 6,

@@ -8,6 +8,7 @@ import signal
 import time
 import wave
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,9 @@ from paceline.core.cache import open_lines
 from paceline.errors import InvalidOption, ModelError
 from paceline.listening import transcripts
 from paceline.listening.windows import Listener, Transcription
+from paceline.methods.careless.captions import CausalCaptions
+from paceline.methods.conformer.encoder import ConformerShape, ReferenceConformer, load_conformer
+from paceline.methods.conformer.stream import ConformerStream
 from paceline.serving import logs, server
 
 
@@ -301,21 +305,71 @@ def test_live_captions_are_those_of_raw_numbers_and_of_a_stream(
     assert "1 s of sound" in capsys.readouterr().err
 
 
+def adapter(path: Path, width: int = 64) -> str:
+    """A LoRA adapter of what an encoder asks, for a Whisper of that width."""
+    path.mkdir()
+    rng = np.random.default_rng(9)
+    name = "base_model.model.model.encoder.layers.0.self_attn.q_proj.lora_"
+    shapes = {"A": (2, width), "B": (width, 2)}
+    tensors = {
+        f"{name}{part}.weight": rng.normal(size=shape).astype(np.float32)
+        for part, shape in shapes.items()
+    }
+    save_file(tensors, path / "adapter_model.safetensors")
+    about = {"peft_type": "LORA", "r": 2, "lora_alpha": 2}
+    (path / "adapter_config.json").write_text(json.dumps(about))
+    return str(path)
+
+
 def test_live_captions_by_a_method(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    by = ("--live-by", "careless-whisper")
-    assert lived(command, monkeypatch, raw(2.5), *by, "--language", "en") == 0
+    own, other = adapter(tmp_path / "own"), adapter(tmp_path / "other", 32)
+    by = ("--live-by", "careless-whisper", "--language", "en")
+    assert lived(command, monkeypatch, raw(2.5), *by, "--adapter", own) == 0
     plain, said = capsys.readouterr()
     assert plain.split()
     assert "2 s of sound" in said
     for more, why in (
-        (by, "--live-by needs --live and --language"),
-        (("--live-by", "streaminnc", "--language", "en"), "streaminnc writes down no sound"),
+        ((*by[:2], "--adapter", own), "careless-whisper needs --language"),
+        (by, "needs its adapter: make one of this model by paceline train causal"),
+        ((*by, "--adapter", other), "give the model that it was trained on"),
+        ((*by, "--adapter", own, "--translate"), "leave out --silence and --translate"),
+        (("--live-by", "streaminnc", "--language", "en"), "streaminnc hears with no Whisper"),
         (("--live-by", "none", "--language", "en"), "stream 'none' is unknown"),
-        ((*by, "--language", "xx"), "hears English alone"),
+        ((*by[:3], "xx", "--adapter", own), "hears English alone"),
     ):
         assert lived(command, monkeypatch, raw(2.5), *more) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_live_captions_by_a_conformer(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    shape, rng = ConformerShape(width=64, layers=1, heads=2, ffn=96), np.random.default_rng(1)
+    tensors = {
+        name: (rng.normal(size=size) * 0.2 + ("norm" in name)).astype(np.float32)
+        for name, size in shape.tensors().items()
+    }
+    told = {name: str(each) for name, each in asdict(shape).items()}
+    save_file(tensors, tmp_path / "own.safetensors", told)
+    plain, by = [command[0], *command[3:]], ["--live-by", "cache-aware-conformer"]
+    own = ["--model", str(tmp_path / "own.safetensors")]
+    assert lived(plain, monkeypatch, raw(2.5), *by, *own) == 0
+    out, said = capsys.readouterr()
+    stream = ConformerStream(ReferenceConformer(*load_conformer(Path(own[1]))), 14)
+    stream.push(np.frombuffer(raw(2.5), "<i2").astype(np.float32) / 32768)
+    stream.end()
+    assert out.split() == stream.text.split() != []
+    assert "2 s of sound" in said
+    for more, why in (
+        ([*own, "--language", "en"], "takes its weights as --model, and --threads"),
+        ([*own, "--runtime", "reference"], "takes its weights as --model, and --threads"),
+        (command[1:3], "is no conformer: train one by paceline train conformer"),
+        (["--model", "nowhere.safetensors"], "nowhere.safetensors"),
+        ([], "smollm2-135m"),
+    ):
+        assert lived(plain, monkeypatch, raw(2.5), *by, *more) == 2
         assert why in capsys.readouterr().err
 
 
@@ -401,6 +455,31 @@ def test_a_server_hears_with_the_network_that_it_is_given(
     assert finder("--silence", "none") is None
     with pytest.raises(ModelError, match="nowhere"):
         finder("--silence", str(tmp_path / "nowhere"))
+
+
+def test_a_server_takes_the_same_method_as_the_command(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    loads: list[Any] = []
+    monkeypatch.setattr(server, "serve", lambda settings, keys, load, *_: loads.append(load))
+    monkeypatch.setattr(logs, "set_up", lambda text: None)
+    own, other = adapter(tmp_path / "own"), adapter(tmp_path / "other", 32)
+    asked = ["serve", "--model", str(model), "--threads", "2"]
+    by = ("--live-by", "careless-whisper")
+    assert run(asked) == 0
+    assert loads.pop()().live_by is None
+    assert run([*asked, *by, "--adapter", own]) == 0
+    assert loads.pop()().live_by == CausalCaptions.live
+    assert run([*asked, *by, "--adapter", other]) == 0
+    with pytest.raises(ModelError, match="give the model that it was trained on"):
+        loads.pop()()
+    for more, why in (
+        (by, "needs its adapter"),
+        (("--live-by", "cache-aware-conformer"), "hears with no Whisper: use careless-whisper"),
+        (("--live-by", "none"), "stream 'none' is unknown"),
+    ):
+        assert run([*asked, *more]) == 2
+        assert why in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_the_sound(

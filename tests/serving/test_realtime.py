@@ -13,11 +13,14 @@ import pytest
 from tests.helpers.serving import Json, serving
 from tests.helpers.tiny_whisper import freed
 from tests.listening.test_windows import engine, noise
+from tests.serving.test_audio import wav
 
 from paceline.audio.mel import RATE
 from paceline.listening.live import Live
 from paceline.listening.windows import Listener, Listening
+from paceline.methods.careless.captions import CausalCaptions
 from paceline.serving import realtime
+from paceline.serving.model import ServedModel
 from paceline.serving.realtime import Item, Session
 
 TEXT = "conversation.item.input_audio_transcription."
@@ -461,6 +464,145 @@ def test_a_full_server_says_so() -> None:
             assert client.service.gate.sequences == 0
 
     asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def causal(sound: np.ndarray, own: Any = None) -> str:
+    """The words of a causal encoder that a sound has in a file."""
+    listener = Listener(own or engine())
+    live, said = CausalCaptions.live(listener, Listening("en")), list[str]()
+    grid = np.round(sound * 32767).astype("<i2").astype(np.float32) / np.float32(32768)
+    live.push(grid)
+    live.end()
+    while (caption := live.step(lambda: None)) is not None:
+        said += caption.final
+    live.let_go()
+    return " ".join(said)
+
+
+@pytest.fixture
+def by_careless(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = ServedModel.__init__
+
+    def begin(own: ServedModel, *parts: Any) -> None:
+        begun(own, *parts)
+        own.live_by = CausalCaptions.live
+
+    monkeypatch.setattr(ServedModel, "__init__", begin)
+
+
+@pytest.mark.parametrize("piece", [0.02, 0.31, 9.0])
+def test_a_causal_encoder_says_live_what_it_says_of_the_file(
+    by_careless: None, piece: float
+) -> None:
+    sounds = [noise(2.0, seed=1), noise(0.8, seed=2)]
+
+    async def work(socket: Socket) -> list[list[Json]]:
+        socket.rate(RATE, transcription={"language": "en"})
+        await socket.until("session.updated")
+        size, out = round(piece * RATE), []
+        for sound in sounds:
+            for begin in range(0, len(sound), size):
+                socket.append(sound[begin : begin + size])
+            socket.say("input_audio_buffer.commit")
+            out.append(await socket.until(f"{TEXT}completed"))
+        return out
+
+    for sound, told in zip(sounds, talk(work), strict=True):
+        deltas = [each for each in told if each["type"] == f"{TEXT}delta"]
+        assert "".join(each["delta"] for each in deltas) == told[-1]["transcript"] == causal(sound)
+        assert len(deltas) >= len(sound) // (0.3 * RATE)  # one a chunk
+        assert causal(sound) != offline(sound)  # it is another encoder
+
+
+def test_causal_captions_stand_beside_files(by_careless: None) -> None:
+    """Two sessions at once, and a file by the plain encoder, each as if alone."""
+    sounds = [noise(2.0, seed=1), noise(1.5, seed=2)]
+
+    async def whole() -> tuple[list[str], str, str]:
+        async with serving(own := engine(), ()) as client:
+            sockets = [Socket(client.service.app) for _ in sounds]
+            for socket, sound in zip(sockets, sounds, strict=True):
+                socket.rate(RATE, transcription={"language": "en"})
+                await socket.until("session.updated")
+                for part in np.array_split(sound, 9):
+                    socket.append(part)
+                socket.say("input_audio_buffer.commit")
+            form = {"file": ("a.wav", wav(noise(1.0, seed=7)))}
+            beside, *done = await asyncio.gather(
+                client.http.post("/v1/audio/transcriptions", files=form),
+                *(each.until(f"{TEXT}completed") for each in sockets),
+            )
+            for each in sockets:
+                await each.leave()
+            alone = await client.http.post("/v1/audio/transcriptions", files=form)
+            assert freed(own)
+        return (
+            [each[-1]["transcript"] for each in done],
+            beside.json()["text"],
+            alone.json()["text"],
+        )
+
+    live, beside, alone = asyncio.run(asyncio.wait_for(whole(), 60))
+    assert live == [causal(each) for each in sounds]
+    assert beside == alone != ""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [({}, "language: these captions"), ({"language": "en", "prompt": "x"}, "prompt: these")],
+)
+def test_what_causal_captions_do_not_do_is_refused(
+    by_careless: None, wanted: Json, said: str
+) -> None:
+    async def work(socket: Socket) -> Json:
+        socket.rate(RATE, transcription=wanted)
+        socket.append(noise(0.5))
+        [*_, error] = await socket.until("error")
+        found: Json = error["error"]
+        return found
+
+    assert said in talk(work)["message"]
+
+
+def test_a_client_of_causal_captions_that_leaves_frees_them(by_careless: None) -> None:
+    async def work(socket: Socket) -> None:
+        socket.rate(RATE, transcription={"language": "en"})
+        socket.append(noise(9.0))
+        await socket.until(f"{TEXT}delta")
+
+    talk(work)
+
+
+def test_a_turn_is_asked_for_as_it_was_when_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, begin = list[str](), Listener.begin
+
+    def begun(own: Listener, sound: np.ndarray, wanted: Listening, *more: Any) -> Any:
+        if len(sound):
+            asked.append(wanted.prompt.split()[0])
+        return begin(own, sound, wanted, *more)
+
+    monkeypatch.setattr(Listener, "begin", begun)
+    go_on, decoded = asyncio.Event(), Session._decoded
+
+    async def later(own: Session, request: Any) -> Any:
+        await go_on.wait()
+        return await decoded(own, request)
+
+    monkeypatch.setattr(Session, "_decoded", later)
+
+    async def work(socket: Socket) -> None:
+        for prompt in ("w1", "w2", "w3"):
+            socket.rate(RATE, transcription={"prompt": prompt})
+            await socket.until("session.updated")
+            socket.append(noise(0.5))
+            socket.say("input_audio_buffer.commit")
+            await socket.until("input_audio_buffer.committed")
+        go_on.set()
+        for _ in range(3):
+            await socket.until(f"{TEXT}completed")
+
+    talk(work)
+    assert list(dict.fromkeys(asked)) == ["w1", "w2", "w3"]
 
 
 def silent(seconds: float) -> np.ndarray:

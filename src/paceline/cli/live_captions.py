@@ -7,19 +7,55 @@ import shutil
 import sys
 import threading
 from io import BytesIO, UnsupportedOperation
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import typer
 
 from paceline.audio.mel import RATE
 from paceline.cli.output import interruptible, print_json, remark, write
+from paceline.core.processor import usable_threads
 from paceline.errors import InvalidOption
-from paceline.listening.live import AHEAD, LiveCaption, LiveCaptions
+from paceline.listening.live import AHEAD, LiveCaption, LiveCaptions, LiveMethod
+from paceline.registry.options import Options
+from paceline.registry.table import find
 
 if TYPE_CHECKING:
     from paceline.core.types import LogitArray
 
 _LATE = 0.1  # seconds between looks for what has come
+
+
+def live_method(name: str, asked: Options) -> LiveMethod:
+    """Return what begins captions of a Whisper by what `--live-by` names.
+
+    InvalidOption: there is none, or the adapter that it needs is missing.
+    """
+    found: LiveMethod | None = getattr(find("stream", name).load(), "live", None)
+    if found is None:
+        raise InvalidOption(f"--live-by {name} hears with no Whisper: use careless-whisper")
+    if not asked.adapter:
+        raise InvalidOption(
+            f"--live-by {name} needs its adapter: make one of this model by paceline train causal, "
+            "and give --adapter FOLDER"
+        )
+    return found
+
+
+def own_captions(name: str, asked: Options, language: str | None) -> LiveCaptions | None:
+    """Return captions by the own network of what `--live-by` names; None if it has none.
+
+    InvalidOption: it does not take all of the options. ModelError: `--model` has no such network.
+    """
+    make = getattr(find("stream", name).load(), "live_from", None)
+    if make is None:
+        return None
+    if language or asked != Options(model=asked.model, threads=asked.threads, drafter="none"):
+        raise InvalidOption(
+            f"--live-by {name} takes its weights as --model, and --threads: leave out the others"
+        )
+    captions: LiveCaptions = make(Path(asked.model), usable_threads(asked.threads))
+    return captions
 
 
 def follow_sound(live: LiveCaptions, rate: int, form: str) -> bool:

@@ -48,6 +48,11 @@ Endless = Annotated[
 ]
 System = Annotated[str | None, "System message."]
 Image = Annotated[list[Path] | None, "A picture to ask about: PNG, JPEG or WebP; repeatable."]
+LiveBy = Annotated[
+    str | None,
+    "Method of live captions: careless-whisper, with its --adapter; in transcribe also "
+    "cache-aware-conformer, with its weights as --model.",
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Prompts = Annotated[
     Path | None, "Spec-Bench JSONL: question_id, category, turns. Default: built-in mix."

@@ -101,6 +101,7 @@ def serve(
     model: Annotated[
         list[str] | None, "MODEL or NAME=MODEL; several load when they are asked for; repeatable."
     ] = None,
+    live_by: o.LiveBy = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -116,6 +117,10 @@ def serve(
     models = _models(asked, model or [], context.meta.get(_TABLES, {}))
     for _, each in models:
         each.check()
+    if live_by is not None:
+        from paceline.cli.live_captions import live_method
+
+        live_method(live_by, next((each for _, each in models if each.adapter), asked))
     keys = _keys(settings.api_key_file)
     try:
         from paceline.serving import logs, server
@@ -125,16 +130,18 @@ def serve(
         ) from error
     logs.set_up(settings.log_text)
     if len(models) > 1:
-        server.serve(settings, keys, None, _hosted(settings, asked, models))
+        server.serve(settings, keys, None, _hosted(settings, asked, models, live_by))
         return
     if settings.memory is not None:
         raise InvalidOption("--memory is for several models, and there is one: leave it out")
     [(name, only)] = models
     names = settings.served_name or ([name] if name else None)
-    server.serve(settings, keys, partial(_load, settings, only, names))
+    server.serve(settings, keys, partial(_load, settings, only, names, live_by))
 
 
-def _load(settings: Settings, asked: Options, names: Sequence[str] | None) -> ServedModel:
+def _load(
+    settings: Settings, asked: Options, names: Sequence[str] | None, live_by: str | None
+) -> ServedModel:
     from paceline.serving.model import ServedModel
 
     engine, source = o.load(asked)
@@ -147,6 +154,14 @@ def _load(settings: Settings, asked: Options, names: Sequence[str] | None) -> Se
     model = ServedModel(engine, names or [source.name], source.fingerprint, path, pooling)
     model.compact_json = settings.compact_json
     model.allow_chat_template = settings.allow_chat_template
+    if live_by is not None:
+        from paceline.cli.live_captions import live_method
+        from paceline.listening.windows import Listening
+
+        if model.listener is None:
+            raise InvalidOption(f"{model.name} hears nothing: leave out --live-by")
+        model.live_by = made = live_method(live_by, asked)
+        made(model.listener, Listening("en")).let_go()  # can it?
     if engine.hears and settings.silence != "none":
         from paceline.audio.silence import SpeechFinder, silero_file
 
@@ -157,7 +172,10 @@ def _load(settings: Settings, asked: Options, names: Sequence[str] | None) -> Se
 
 
 def _hosted(
-    settings: Settings, asked: Options, models: Sequence[tuple[str, Options]]
+    settings: Settings,
+    asked: Options,
+    models: Sequence[tuple[str, Options]],
+    live_by: str | None,
 ) -> list[Hosted]:
     # Several models, which are found now and loaded later.
     from paceline.registry.loading import find_source
@@ -180,7 +198,8 @@ def _hosted(
             )
         if any(name.casefold() == each.names[0].casefold() for each in out):
             raise InvalidOption(f"two models are named {name}: give --model NAME=MODEL")
-        load = partial(_load, settings, options, [name])
+        hears = source.config.encoder is not None
+        load = partial(_load, settings, options, [name], live_by if hears else None)
         out.append(Hosted([name], str(source.path), load, size))
     return out
 

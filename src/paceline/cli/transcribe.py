@@ -23,11 +23,11 @@ from paceline.registry.options import Options
 
 if TYPE_CHECKING:
     from paceline.core.types import LogitArray
+    from paceline.listening.live import LiveMethod
     from paceline.listening.windows import Listening
 
 _SILENCE = "Weights of Silero VAD; else those of the package silero-vad, if it is installed."
 _LIVE = "Captions while standard input comes; grey words may change, blue ones were drafted."
-_LIVE_BY = "Method of --live: careless-whisper, for an adapter of `paceline train causal`."
 _RATE = "Of raw sound for --live, 16-bit numbers of one channel; WAV tells its own."
 _FILES = "WAV; flac, ogg, mp3, opus by the extra audio; m4a, mp4, webm by av; - is standard input."
 
@@ -44,7 +44,7 @@ def transcribe(
     silence: Annotated[Path | None, typer.Option(help=_SILENCE)] = None,
     no_silence: Annotated[bool, typer.Option("--no-silence", help="Hear silence, too.")] = False,
     live: Annotated[bool, typer.Option("--live", help=_LIVE)] = False,
-    live_by: Annotated[str | None, typer.Option(help=_LIVE_BY)] = None,
+    live_by: o.LiveBy = None,
     rate: Annotated[int, typer.Option(min=1000, max=768_000, help=_RATE)] = RATE,
 ) -> None:
     """Write down speech, as it becomes final.
@@ -66,11 +66,21 @@ def transcribe(
         raise InvalidOption("--live writes down standard input: give - alone, and no --out")
     if live and form not in ("text", "json"):
         raise InvalidOption(f"--format {form} needs times, and --live has none: use text or json")
-    if live_by is not None and (not live or silence is not None or translate or not language):
-        raise InvalidOption("--live-by needs --live and --language; leave out what it does not do")
+    if live_by is not None and (not live or silence is not None or translate):
+        raise InvalidOption("--live-by needs --live: leave out --silence and --translate")
     load = partial(_Writer, asked, Listening(language, translate, seed=seed), finds)
     if live:
-        end(load().follow(rate, form, live_by), kept=False)
+        from paceline.cli.live_captions import follow_sound, live_method, own_captions
+
+        method: LiveMethod | None = None
+        if live_by is not None:
+            if (own := own_captions(live_by, asked, language)) is not None:
+                end(follow_sound(own, rate, form), kept=False)
+                return
+            method = live_method(live_by, asked)
+            if not language:
+                raise InvalidOption(f"--live-by {live_by} needs --language: name it")
+        end(load().follow(rate, form, method), kept=False)
         return
     if out is not None:
         _Folder(load, form, out).fill(places_of(files, out, form))
@@ -179,20 +189,15 @@ class _Writer:
             **asdict(self._wanted),
         }
 
-    def follow(self, rate: int, form: str, method: str | None) -> bool:
+    def follow(self, rate: int, form: str, method: LiveMethod | None) -> bool:
         # Live captions; whether the sound came to its end.
         from paceline.cli.live_captions import follow_sound
-        from paceline.listening.live import Live, LiveCaptions
-        from paceline.registry.table import find
+        from paceline.listening.live import Live
 
-        live: LiveCaptions
+        listener, wanted = self._listener, self._wanted
         if method is None:
-            live = Live(self._listener, self._wanted, finder=self._finder)
-        elif (made := getattr(find("stream", method).load(), "live", None)) is None:
-            raise InvalidOption(f"--live-by {method} writes down no sound: use careless-whisper")
-        else:
-            live = made(self._listener, self._wanted)
-        return follow_sound(live, rate, form)
+            return follow_sound(Live(listener, wanted, finder=self._finder), rate, form)
+        return follow_sound(method(listener, wanted), rate, form)
 
     def windows(self, sound: LogitArray, begin: int) -> Iterator[tuple[int, list[Caption]]]:
         spoken = None if self._finder is None else self._finder.speech(sound)

@@ -68,6 +68,10 @@ class LiveCaptions(Protocol):
     def let_go(self) -> None: ...
 
 
+LiveMethod = Callable[[Listener, Listening], LiveCaptions]
+"""What begins captions by a method of `--live-by`."""
+
+
 class Live:
     """A sound that comes in pieces: `next` asks for a text, and `heard` takes it.
 

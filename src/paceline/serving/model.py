@@ -17,6 +17,7 @@ from paceline.core.types import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.memory import capacity
 from paceline.errors import PacelineError, PromptError
+from paceline.listening.live import LiveMethod
 from paceline.listening.windows import Listener
 from paceline.models.config import Pooling
 from paceline.models.generation import completed
@@ -60,6 +61,7 @@ class ServedModel:
         self.listener = Listener(engine, Path(path)) if engine.hears else None
         self.longest_sound: float | None = None
         self.finder: SpeechFinder | None = None  # of speech in sounds; without, it may be anywhere
+        self.live_by: LiveMethod | None = None  # of live captions; None for those of windows
 
     @property
     def reads(self) -> list[str]:

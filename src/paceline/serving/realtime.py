@@ -24,7 +24,7 @@ from paceline.audio.silence import CHUNK, SpeechFinder
 from paceline.core.types import LogitArray
 from paceline.engine.engine import Completion, Prepared
 from paceline.errors import InvalidOption, PacelineError
-from paceline.listening.live import AHEAD, Live, LiveCaption
+from paceline.listening.live import AHEAD, Live, LiveCaption, LiveCaptions
 from paceline.listening.windows import Listening
 from paceline.serving.http import described
 from paceline.serving.model import ServedModel
@@ -112,7 +112,8 @@ class Item:
     One that is `cleared` is forgotten. In one that is `quiet` nobody has spoken yet.
     """
 
-    def __init__(self, rate: int, quiet: bool = False) -> None:
+    def __init__(self, rate: int, quiet: bool = False, wanted: Wanted | None = None) -> None:
+        self.wanted = wanted or Wanted()
         self.id = f"item_{uuid.uuid4().hex}"
         self.waiting: deque[LogitArray] = deque()
         self._came = self._given = 0  # samples; each is counted by one thread
@@ -127,7 +128,7 @@ class Item:
         own = self._resampler
         return self._take(samples.astype(np.float32) if own is None else own.feed(samples))
 
-    def give(self, live: Live) -> None:
+    def give(self, live: LiveCaptions) -> None:
         """Give captions as much as they may hold."""
         parts = []
         room = AHEAD - live.waiting
@@ -202,7 +203,7 @@ class Session:
         self._more = asyncio.Event()
         self._outbox = Outbox()
         self._sending = asyncio.Lock()
-        self._live: Live | None = None
+        self._live: LiveCaptions | None = None
         self._last: str | None = None  # item that was committed
 
     async def run(self) -> None:
@@ -311,7 +312,7 @@ class Session:
 
     def _begin(self) -> None:
         quiet = self._turns is not None and not self._turns.speaking
-        self._items.append(Item(self._format.rate, quiet))
+        self._items.append(Item(self._format.rate, quiet, self._wanted))
 
     async def _commit(self, item: Item) -> None:
         item.commit()
@@ -327,6 +328,11 @@ class Session:
             raise BadRequest(f"audio: it is no base64 ({error})", "audio") from error
         if len(raw) % 2:
             raise BadRequest("audio: numbers have two bytes: send whole ones", "audio")
+        if self._model.live_by is not None and self._wanted.language is None:
+            raise BadRequest(
+                "language: these captions do not find it out: name it in session.update",
+                "language",
+            )
         rate, most = self._format.rate, (self._settings.max_sound or math.inf) / _SHARE
         seconds = len(raw) / 2 / rate
         held = self._waiting
@@ -379,6 +385,8 @@ class Session:
         named = wanted.model
         if named is not None and self._service.hosting.find(named) is not self._hosted:
             raise BadRequest("model: it stays: name another in the address", "model")
+        if wanted.prompt and self._model.live_by is not None:
+            raise BadRequest("prompt: these captions read none: leave it out", "prompt")
         try:
             self._model.listener.begin(np.zeros(0, np.float32), Listening(wanted.language))
         except InvalidOption as error:
@@ -412,30 +420,40 @@ class Session:
             return True
         if item.quiet or not item.seconds:
             return False
-        if self._live is None:
-            asked = Listening(self._wanted.language, False, self._wanted.prompt)
-            self._live = Live(self._model.listener, asked, finder=self._model.finder)
-        live, ended = self._live, item.committed  # of a sound that ends later more may come
-        request = await asyncio.to_thread(self._asked, item, live, ended)
-        if request is not None:
+        self._live = live = self._live or self._captions(item.wanted)
+        ended = item.committed  # of a sound that ends later more may come
+        request: Prepared | None = None
+        caption: LiveCaption | None = None
+        if not isinstance(live, Live):
+            caption = await asyncio.to_thread(self._stepped, item, live, ended)
+        elif request := await asyncio.to_thread(self._asked, item, live, ended):
             done = await self._decoded(request)
             caption = await asyncio.to_thread(self._heard, item, live, done)
-            if caption is not None and not item.cleared:
-                text = " ".join(caption.final)
-                text = f" {text}" if item.said and text else text
-                item.said += text
-                lag = round(caption.lag + item.behind, 3)
-                told = {"draft": " ".join(caption.draft), "lag": lag}
-                await self._tell(f"{_TEXT}delta", item=item, delta=text, paceline=told)
-        elif ended and not item.waiting:
+        if caption is not None and not item.cleared:
+            text = " ".join(caption.final)
+            text = f" {text}" if item.said and text else text
+            item.said += text
+            lag = round(caption.lag + item.behind, 3)
+            told = {"draft": " ".join(caption.draft), "lag": lag}
+            await self._tell(f"{_TEXT}delta", item=item, delta=text, paceline=told)
+        if request is not None or caption is not None:
+            return True
+        if ended and not item.waiting:
             self._leave()
             self._hosted.counts.counts["sound_seconds"] += math.ceil(item.seconds)
             usage = {"type": "duration", "seconds": round(item.seconds, 3)}
             said = {"transcript": item.said, "usage": usage}
             await self._tell(f"{_TEXT}completed", item=item, **said)
-        else:
-            return bool(item.waiting)  # what was silent has made room
-        return True
+            return True
+        return bool(item.waiting)  # what was silent has made room
+
+    def _captions(self, wanted: Wanted) -> LiveCaptions:
+        model: ServedModel = self._model
+        assert model.listener is not None  # or there is no session
+        asked = Listening(wanted.language, False, wanted.prompt)
+        if model.live_by is not None:
+            return model.live_by(model.listener, asked)
+        return Live(model.listener, asked, finder=model.finder)
 
     def _leave(self) -> None:
         self._items.popleft()
@@ -444,10 +462,18 @@ class Session:
         self._live = None
 
     def _asked(self, item: Item, live: Live, ended: bool) -> Prepared | None:
+        self._give(item, live, ended)
+        return live.next()
+
+    def _stepped(self, item: Item, live: LiveCaptions, ended: bool) -> LiveCaption | None:
+        # Captions of a method take turns with requests by themselves.
+        self._give(item, live, ended)
+        return live.step(lambda: item.give(live))
+
+    def _give(self, item: Item, live: LiveCaptions, ended: bool) -> None:
         item.give(live)
         if ended and not item.waiting:
             live.end()
-        return live.next()
 
     def _heard(self, item: Item, live: Live, done: Completion) -> LiveCaption | None:
         item.give(live)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.tiny_whisper import freed
+from tests.helpers.tiny_whisper import sound as heard
 from tests.listening.test_windows import END, TIMES, engine, noise
 
 from paceline.audio.mel import MelStream
 from paceline.core.target import Rows
+from paceline.engine.hearing import Speech
 from paceline.errors import InvalidOption
 from paceline.listening.windows import Listener
+from paceline.methods.careless import captions as causal
 from paceline.methods.careless.captions import CausalCaptions, CausalLive, chunk_ends, prompt_of
 
 
@@ -137,11 +142,57 @@ def test_live_words_are_those_of_the_file(
 def test_nothing_heard_is_nothing_said(listener: Listener) -> None:
     own = CausalCaptions(listener)
     assert not own.push(noise(0.1))
-    own.let_go()
     assert own.caption == own.final == []
     own.end()
     assert own.forwards
     own.let_go()
+
+
+@pytest.mark.parametrize("back", [None, 2])
+def test_shorter_turns_change_no_caption(
+    listener: Listener, back: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = noise(1.4, 3)
+    whole = captions(listener, sound, 4840, look_back=back)
+    assert max(map(len, whole)) > 8
+    monkeypatch.setattr(causal, "_TURN", 1)
+    assert captions(listener, sound, 4840, look_back=back) == whole
+
+
+def test_captions_stand_beside_requests_and_end_when_they_are_let_go(listener: Listener) -> None:
+    """Requests of another thread change no caption; what is let go in a push hears no more."""
+    sound, own = noise(1.4, 3), CausalCaptions(listener, look_back=2)
+    alone = captions(listener, sound, 4840, look_back=2)
+    asked = [Speech(heard(seed)) for seed in range(6)]
+    said: list[Any] = []
+
+    def work() -> None:
+        for each in asked * 3:
+            said.append(listener.engine.generate([41, 42], max_new_tokens=20, speech=each))
+
+    beside = threading.Thread(target=work)
+    beside.start()
+    found = captions(listener, sound, 4840, look_back=2)
+    beside.join()
+    assert found == alone
+    assert [each.token_ids for each in said[:6]] == [each.token_ids for each in said[6:12]]
+    for each in asked:
+        listener.engine.let_go(each)
+    target: Any = listener.engine.decoder.target
+    forward, forwards = target.forward, list[int]()
+
+    def last(rows: Any) -> Any:
+        forwards.append(len(rows))
+        own.let_go()
+        return forward(rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "forward", last)
+        own.push(sound[:4840])
+    assert not own.push(sound[4840:])
+    own.end()
+    assert own.forwards == len(forwards) > 0
+    assert freed(listener.engine)
 
 
 def test_wrong_numbers_are_refused(listener: Listener) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.listening.test_windows import noise
 
+from paceline.audio.mel import HOP
 from paceline.errors import InvalidOption, ModelError
 from paceline.methods.conformer.encoder import (
     BLANK,
@@ -21,7 +22,7 @@ from paceline.methods.conformer.encoder import (
     load_conformer,
     sight,
 )
-from paceline.methods.conformer.stream import ConformerStream, stacked
+from paceline.methods.conformer.stream import ConformerLive, ConformerStream, stacked
 
 ROWS, LEFT = 75, 28
 SHAPE = ConformerShape(width=64, layers=3, heads=2, ffn=96, taps=4, left=LEFT, longest=128)
@@ -129,6 +130,47 @@ def test_a_stream_says_the_same_in_whichever_pieces(model: Any) -> None:
     assert len(LETTERS) == BLANK
 
 
+def lived(model: Any, sound: np.ndarray, piece: int, chunk: int = 7) -> list[str]:
+    """Words that became final as a sound came in pieces; each caption is whole."""
+    live, final, last = ConformerLive(model, chunk), list[str](), list[str]()
+    for begin in range(0, len(sound) + 1, piece):
+        live.push(sound[begin : begin + piece])
+        if begin + piece > len(sound):
+            live.end()
+        while (told := live.step(lambda: None)) is not None:
+            assert len(told.draft) == len(told.drafted) <= 1
+            now = [*told.final, *told.draft]
+            assert not last or now[0].startswith(last[0])  # what may change only goes on
+            final, last = [*final, *told.final], [*told.draft]
+    assert not last
+    assert not live.waiting
+    live.let_go()
+    with pytest.raises(InvalidOption, match="has ended"):
+        live.push(sound)
+    return final
+
+
+def test_live_words_are_those_of_the_stream(model: Any) -> None:
+    sound = noise(2.2, 4)
+    stream = ConformerStream(model, 7)
+    stream.push(sound)
+    stream.end()
+    assert stream.text.split()
+    for piece in (100, 5000, 10**6):
+        assert lived(model, sound, piece) == stream.text.split()
+
+
+def test_a_stream_that_is_full_is_followed_by_another(model: Any) -> None:
+    sound = noise(14.0, 4)  # 350 rows, of which a stream has at most 128
+    whole = lived(model, sound, 10**6)
+    assert lived(model, sound, 3000) == whole
+    first = ConformerStream(model, 7)
+    first.push(sound[: 112 * STACKED * HOP])
+    first.end()
+    assert "".join(whole).startswith("".join(first.text.split()))
+    assert len("".join(whole)) > 1.5 * len(first.text)
+
+
 def test_letters_that_repeat_have_a_blank_between() -> None:
     class Told:
         shape = SHAPE
@@ -183,6 +225,15 @@ def test_files_that_are_no_conformer_are_refused(tmp_path: Path) -> None:
     assert np.array_equal(found["stack"], numbers()["stack"])
     save(numbers().tensors, tmp_path / "none", {})
     save({"stack": numbers()["stack"]}, tmp_path / "less", told)
-    for name, why in (("none", "is no conformer"), ("less", "other tensors")):
+    save(numbers().tensors, tmp_path / "flat", told | {"heads": "0"})
+    whole = (tmp_path / "whole").read_bytes()
+    (tmp_path / "cut").write_bytes(whole[:-9])
+    for name, why in (
+        ("none", "is no conformer: train"),
+        ("less", "other tensors"),
+        ("flat", "is no conformer .heads must be from 1"),
+        ("cut", "it is cut short"),
+        ("gone", "gone"),
+    ):
         with pytest.raises(ModelError, match=why):
             load_conformer(tmp_path / name)

@@ -17,6 +17,7 @@ from paceline.core.options import require
 from paceline.core.target import Heard, HearsOn, Listens, Rows
 from paceline.core.tree import chain
 from paceline.core.types import Described, IntArray, LogitArray
+from paceline.engine.turns import turns_of
 from paceline.errors import InvalidOption
 from paceline.listening.agreement import words_of
 from paceline.listening.live import LiveCaption
@@ -26,6 +27,7 @@ ROW = 2 * HOP / RATE
 """Seconds of an encoder's row."""
 
 _WORDS = 224  # most tokens of a window
+_TURN = 16  # most tokens that are added while requests beside the captions wait
 
 
 def chunk_ends(begin: int, end: int, chunk: int) -> IntArray:
@@ -66,7 +68,7 @@ class CausalCaptions(Described):
         """Begin.
 
         Args:
-            listener: whose engine has nothing else to do.
+            listener: whose engine may have requests beside these captions.
             chunk: encoder rows that are heard at once, of 20 ms each.
             look_back: so many of the last tokens may change (2 in the paper); None for all.
             language: of the words.
@@ -84,6 +86,7 @@ class CausalCaptions(Described):
             raise InvalidOption(f"language {language!r} is unknown: give a code such as en")
         self._listener = listener
         self._target: Any = target
+        self._turns, self._left = turns_of(target, survives_fork=True), False
         self._context = self._target.capabilities.max_context
         rules = listener.rules
         # Neither marks nor times, nor what nobody speaks.
@@ -124,22 +127,30 @@ class CausalCaptions(Described):
         self._hear(self._mel.end())
 
     def let_go(self) -> None:
-        """Free what was heard."""
-        if self._heard is not None:
-            self._target.let_go(self._heard)
-            self._heard = None
+        """Free what was heard, on any thread: nothing more is heard, also of what is in work."""
+        self._left = True
+        self._turns.later(self._free)
+
+    def _free(self) -> None:
+        heard, self._heard = self._heard, None
+        if heard is not None:
+            self._target.let_go(heard)
 
     def _hear(self, frames: LogitArray) -> bool:
         new = len(frames) > 0
         while len(frames):
-            past = 0 if self._heard is None else self._heard.memory.length
-            if past == self._rows:
-                self._renew()
-                past = 0
-            part = frames[: 2 * (self._rows - past)]
-            sees = chunk_ends(past, past + len(part) // 2, self._chunk)
-            self._heard = self._target.hear(part, sees, self._heard)
-            self._write()
+            with self._turns:
+                if self._left:
+                    return False
+                past = 0 if self._heard is None else self._heard.memory.length
+                if past == self._rows:
+                    self._renew()
+                    past = 0
+                part = frames[: 2 * (self._rows - past)]
+                sees = chunk_ends(past, past + len(part) // 2, self._chunk)
+                self._heard = self._target.hear(part, sees, self._heard)
+            while not self._write():
+                pass
             frames = frames[len(part) :]
         return new
 
@@ -149,12 +160,17 @@ class CausalCaptions(Described):
         before = self.final[-max(1, self._context // 2 - 5) :]
         self._prompt = prompt_of(self._listener, self._language, before)
         self.caption, self._scores = [], []
-        self.let_go()
+        self._free()
 
-    def _write(self) -> None:
-        assert self._heard is not None
+    def _write(self) -> bool:
+        # Go on with the caption for a turn; whether it is whole. Requests find the memory between
+        # turns as they have left it.
+        with self._turns:
+            return self._heard is None or self._written(self._heard)
+
+    def _written(self, heard: Heard) -> bool:
         target, said, end = self._target, self.caption, self._listener.rules.end
-        cache = target.open_to(self._heard.memory)
+        cache = target.open_to(heard.memory)
         try:
             rows = Rows.draft(cache, self._prompt, chain(said) if said else None)
             logits = self._allowed(target.forward([rows])[0].logits)
@@ -165,7 +181,7 @@ class CausalCaptions(Described):
             del said[kept:], self._scores[kept:]
             last = logits[kept]
             most = min(_WORDS, self._context - len(self._prompt))
-            while best != end and len(said) < most:
+            while best != end and len(said) < min(most, kept + _TURN):
                 said.append(best)
                 self._scores.append(float(last[best]))
                 [out] = target.forward([Rows.draft(cache, [best])])
@@ -173,6 +189,7 @@ class CausalCaptions(Described):
                 self.forwards += 1
                 last = self._allowed(out.logits, len(said))[0]
                 best = int(last.argmax())
+            return best == end or len(said) >= most
         finally:
             target.release(cache)
 

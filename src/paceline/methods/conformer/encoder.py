@@ -18,7 +18,7 @@ import numpy as np
 from paceline.core.options import require
 from paceline.core.target import Rows
 from paceline.core.types import BoolArray, LogitArray
-from paceline.errors import ModelError
+from paceline.errors import InvalidOption, ModelError
 from paceline.models.ops import Heads, Ops, Rotary
 from paceline.models.safetensors import SafetensorsFiles
 from paceline.models.weights import Stored
@@ -57,6 +57,8 @@ class ConformerShape:
     longest: int = 8192
 
     def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            require(1 <= value <= 1 << 16, name, value, "from 1 to 65536")
         require(self.width % (16 * self.heads) == 0, "width", self.width, "16 times heads, or more")
         require(2 <= self.taps <= 8, "taps", self.taps, "2 to 8")
 
@@ -231,14 +233,17 @@ def _asked(cache: Any, rows: LogitArray, sees: BoolArray) -> Rows:
 
 def load_conformer(path: Path) -> tuple[ConformerShape, Numbers]:
     """Read a file of `paceline train conformer`; ModelError if it is none."""
-    files = SafetensorsFiles(path)
     try:
+        if not path.is_file():
+            raise ValueError
+        files = SafetensorsFiles(path)
         told = {name: int(files.metadata[name]) for name in asdict(ConformerShape())}
-    except (KeyError, ValueError) as error:
+        shape = ConformerShape(**told)
+    except (KeyError, TypeError, ValueError, InvalidOption) as error:
+        why = f" ({error})" if isinstance(error, InvalidOption) else ""
         raise ModelError(
-            f"{path} is no conformer: train one by paceline train conformer"
+            f"{path} is no conformer{why}: train one by paceline train conformer"
         ) from error
-    shape = ConformerShape(**told)
     found = {name: files.read(name) for name in files.index()}
     if {name: each.shape for name, each in found.items()} != shape.tensors():
         raise ModelError(f"{path} has other tensors than it says: train it again")
