@@ -58,8 +58,8 @@ FREE = {"version", "weights", "__main__", "lab"}
 
 BUDGET = {
     "lines": 80_333,
-    "lines of methods": 15_911,
-    "modules": 517,
+    "lines of methods": 16_366,
+    "modules": 523,
     "docstrings": 0.14,
     "loose": 6,
 }

@@ -1,0 +1,1 @@
+"""Context perception parallel decoding of words in pictures (CPPD, arXiv:2307.12270)."""
