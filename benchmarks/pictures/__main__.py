@@ -2,10 +2,15 @@
 
     python -m benchmarks.pictures train --out connector-smollm2-135m
     python -m benchmarks.pictures ask --mmproj connector-smollm2-135m
+    python -m benchmarks.pictures prompts --out prompts
+    python -m benchmarks.pictures drafts --mmproj connector-smollm2-135m --held prompts/held.jsonl \
+        EAGLE-3=eagle3:weights=eagle3.safetensors ViSpec=vispec:weights=vispec.safetensors
 
 The tower dinov2-small (fetched) and the text model stay; what lies between them learns from drawn
 scenes. Ctrl-C saves, and the same command goes on. What the tower saw is kept in `OUT.seen.npy`,
-which may be deleted after. The folder is for `paceline chat --mmproj`.
+which may be deleted after. The folder is for `paceline chat --mmproj`. `prompts` draws pictures and
+asks about them: a file to write texts of with `paceline train data`, which drafters learn from, and
+one that is held out, behind which `drafts` compares them.
 """
 
 from __future__ import annotations
@@ -18,18 +23,21 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.pictures.connector import JUDGED, ConnectorRecipe, ConnectorTask
+from benchmarks.pictures.drafts import COLUMNS, drafted, make_prompts
 from benchmarks.pictures.files import looking, publish, vision_for
 from benchmarks.pictures.scenes import KINDS, ask, draw
 
 import paceline
 from paceline.cli.train import train
 from paceline.errors import PacelineError
+from paceline.lab.measure import results
 from paceline.lab.training.card import table
 from paceline.lab.training.setup import use_threads
 from paceline.models.pictures import Picture
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.shown import PictureWords
 from paceline.models.source import resolve
+from paceline.registry.options import Options
 from paceline.runtimes.torch.model import TorchModel
 
 _NUMBERS = ("steps", "batch", "questions", "pictures", "seed")
@@ -75,25 +83,61 @@ def answered(mmproj: str, model: str, threads: int, *, blind: bool = False) -> d
     return {kind: float(np.mean(each)) for kind, each in right.items()}
 
 
+def show_drafts(given: argparse.Namespace) -> None:
+    """Print what drafters bring, and write --record."""
+    options = Options(model=given.model, mmproj=given.mmproj, threads=given.threads)
+    rows = drafted(given.drafters, given.held, given.count, given.tokens, options)
+    print(table(COLUMNS, [list(map(str, row)) for row in rows]))
+    if given.record is not None:
+        results.record(
+            Path("docs/results/data") / f"{given.record}.json",
+            f"Drafts behind drawn pictures and behind texts, {Path(given.model).stem}",
+            "drafters",
+            "python -m benchmarks.pictures drafts --mmproj CONNECTOR --held held.jsonl "
+            + " ".join(given.drafters),
+            COLUMNS,
+            rows,
+            note=f"Chains of five, greedy, {given.tokens} tokens or up to the end; intervals hold "
+            "95 of 100 means of prompts drawn anew. All drafters learned from the same texts, as "
+            "many tokens each.",
+            figures={f"{row[0]}, pictures": row[2] for row in rows[:8:2]},
+        )
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    first, second = commands.add_parser("train"), commands.add_parser("ask")
-    first.add_argument("--out", type=Path, required=True)
-    second.add_argument("--mmproj", required=True)
+    first, second, prompts, drafts = map(commands.add_parser, ("train", "ask", "prompts", "drafts"))
+    for each in (first, prompts):
+        each.add_argument("--out", type=Path, required=True)
+    for each in (second, drafts):
+        each.add_argument("--mmproj", required=True)
+    prompts.add_argument("--count", type=int, default=320, help="to learn from")
+    prompts.add_argument("--held-out", type=int, default=48)
+    drafts.add_argument("drafters", nargs="+", metavar="LABEL=NAME:OPTIONS")
+    drafts.add_argument("--held", type=Path, required=True, metavar="FILE", help="JSONL")
+    drafts.add_argument("--count", type=int, default=40, help="prompts of each kind, at most 40")
+    drafts.add_argument("--tokens", type=int, default=64)
+    drafts.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
     defaults = ConnectorRecipe()
     for name in _NUMBERS:
         first.add_argument(f"--{name}", type=int, default=getattr(defaults, name))
-    for each in (first, second):
+    for each in (first, second, drafts):
         each.add_argument("--model", default=DEFAULT_MODEL)
         each.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     if given.command == "train":
         numbers = {name: getattr(given, name) for name in _NUMBERS}
         learn(given.out, given.model, given.threads, ConnectorRecipe(**numbers))
+        return
+    if given.command == "prompts":
+        make_prompts(given.out, given.count, given.held_out)
+        return
+    if given.command == "drafts":
+        show_drafts(given)
         return
     asked = given.mmproj, given.model, given.threads
     seeing, blind = answered(*asked), answered(*asked, blind=True)

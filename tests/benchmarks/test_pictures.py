@@ -15,8 +15,10 @@ pytest.importorskip("torch")
 
 import torch
 from benchmarks.pictures.connector import Connector, ConnectorRecipe, ConnectorTask
+from benchmarks.pictures.drafts import drafted, make_prompts
 from benchmarks.pictures.files import config_json, publish
 from benchmarks.pictures.scenes import COLOURS, KINDS, PLACES, SHAPES, Scene, ask, draw
+from tests.helpers.pictures_tiny import FOLDER
 from tests.helpers.tiny_model import save_directory, tiny_config
 
 from paceline.errors import InvalidOption
@@ -25,6 +27,7 @@ from paceline.models.pictures import Pixels
 from paceline.models.shown import PictureWords
 from paceline.models.source import resolve
 from paceline.models.towers import Tower, Vision
+from paceline.registry.options import Options
 from paceline.runtimes.torch.model import TorchModel
 
 SIDE = 56
@@ -209,3 +212,19 @@ def test_it_is_published_as_what_an_mmproj_names(
     assert said == config_json(source)
     assert said["rows_for"]["fingerprint"] == source.fingerprint
     assert "right answers" in line
+
+
+def test_drafts_behind_pictures_and_texts_are_counted(tmp_path: Path) -> None:
+    make_prompts(tmp_path, 3, 4)
+    assert len((tmp_path / "train.jsonl").read_text().splitlines()) == 3
+    first, *_ = (tmp_path / "held.jsonl").read_text().splitlines()
+    assert (tmp_path / json.loads(first)["image"]).is_file()
+    asked = ["no drafts=none", "prompt-lookup"], tmp_path / "held.jsonl", 4, 24
+    rows = drafted(*asked, Options(model=str(FOLDER), threads=1))
+    assert [row[:2] for row in rows] == [
+        [label, kind] for label in ("no drafts", "prompt-lookup") for kind in ("pictures", "texts")
+    ]
+    assert all(row[5:] == [4, 4] for row in rows)  # texts are the same
+    assert all(row[2:5] == [1.0, 1.0, 1.0] for row in rows[:2])
+    assert any(row[2] > 1 for row in rows[2:])
+    assert all(row[3] <= row[2] <= row[4] for row in rows)
