@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from benchmarks.pictures.connector import JUDGED, ConnectorRecipe, ConnectorTask
 from benchmarks.pictures.drafts import COLUMNS, drafted, make_prompts
-from benchmarks.pictures.files import looking, publish, vision_for
+from benchmarks.pictures.files import looking, publish, published, vision_for
 from benchmarks.pictures.scenes import KINDS, ask, draw
 
 import paceline
@@ -43,8 +43,8 @@ from paceline.runtimes.torch.model import TorchModel
 _NUMBERS = ("steps", "batch", "questions", "pictures", "seed")
 
 
-def learn(out: Path, model: str, threads: int, recipe: ConnectorRecipe) -> None:
-    """Train a connector to `out`, or go on with it."""
+def learn(out: Path, model: str, threads: int, recipe: ConnectorRecipe, start: Path | None) -> None:
+    """Train a connector to `out`, or go on with it; a published one is what it begins with."""
     use_threads(threads)
     source = resolve(model)
     vision, tokenizer = vision_for(source), source.tokenizer()
@@ -52,9 +52,12 @@ def learn(out: Path, model: str, threads: int, recipe: ConnectorRecipe) -> None:
     dtype = torch.bfloat16 if recipe.training_precision == "bf16" else torch.float32
     text = TorchModel(source.config, source.weights(), torch.device("cpu"), dtype)
     kept = out.with_name(f"{out.name}.seen.npy")
-    task = ConnectorTask(recipe, text, tokenizer, vision, looking(vision, threads), kept)
-    words = recipe.words(*_NUMBERS)
+    begun = None if start is None else published(start)
+    task = ConnectorTask(recipe, text, tokenizer, vision, looking(vision, threads), kept, begun)
+    words = recipe.words(*_NUMBERS, "matrix_rate")
     command = f"python -m benchmarks.pictures train --model {source.name} {words}"
+    if start is not None:
+        command += " --from FIRST"
     train(task, out, lambda run: publish(run, out, source, command), as_json=False, whole=True)
 
 
@@ -123,6 +126,8 @@ def main() -> None:
     drafts.add_argument("--tokens", type=int, default=64)
     drafts.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
     defaults = ConnectorRecipe()
+    first.add_argument("--from", type=Path, dest="start", metavar="FOLDER", help="to begin with")
+    first.add_argument("--matrix-rate", type=float, default=defaults.matrix_rate)
     for name in _NUMBERS:
         first.add_argument(f"--{name}", type=int, default=getattr(defaults, name))
     for each in (first, second, drafts):
@@ -131,7 +136,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.command == "train":
         numbers = {name: getattr(given, name) for name in _NUMBERS}
-        learn(given.out, given.model, given.threads, ConnectorRecipe(**numbers))
+        recipe = ConnectorRecipe(**numbers, matrix_rate=given.matrix_rate)
+        learn(given.out, given.model, given.threads, recipe, given.start)
         return
     if given.command == "prompts":
         make_prompts(given.out, given.count, given.held_out)

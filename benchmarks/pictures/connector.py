@@ -7,7 +7,7 @@ that name it, so that the text model has something to read from the first update
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from paceline.core.options import at_least
 from paceline.core.types import IntArray, LogitArray
+from paceline.lab.training.checkpoint import digest
 from paceline.lab.training.data import Text
 from paceline.lab.training.optimisers import Rated, optimisers, update
 from paceline.lab.training.recipe import MatrixRate, Precision, Recipe, Steps, VectorRate
@@ -86,6 +87,16 @@ class Connector(nn.Module):
         names = "first", "first.bias", "second", "second.bias"
         return dict(zip(names, (first, bias, *second), strict=True))
 
+    @torch.no_grad()
+    def unfold(self, folded: Mapping[str, Tensor]) -> None:
+        """Take weights that `folded` returned; the norm stays as it is."""
+        first = folded["first"].float() * self.get_buffer("spread")
+        shift = folded["first"].float() @ self.get_buffer("mean")
+        self.get_parameter("first").copy_(first)
+        self.get_parameter("first_bias").copy_(folded["first.bias"] + shift)
+        self.get_parameter("second").copy_(folded["second"])
+        self.get_parameter("second_bias").copy_(folded["second.bias"])
+
 
 class ConnectorTask(TrainingTask[ConnectorRecipe, dict[str, dict[str, float]]]):
     """A connector, on questions about drawn scenes.
@@ -102,6 +113,7 @@ class ConnectorTask(TrainingTask[ConnectorRecipe, dict[str, dict[str, float]]]):
         vision: Vision,
         look: Callable[[Pixels], LogitArray],
         kept: Path,
+        start: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Draw the weights.
 
@@ -109,14 +121,21 @@ class ConnectorTask(TrainingTask[ConnectorRecipe, dict[str, dict[str, float]]]):
             model, tokenizer: the text model; its chats show pictures.
             look: returns what the tower saw of a picture, float32 `[rows, seen]`.
             kept: file that holds this of the scenes of the training, and is filled as they come.
+            start: a connector (`Connector.folded`) to begin with, in place of words for shapes.
         """
         super().__init__(recipe)
+        self._start = start
         self.steps, self.vision = recipe.steps, vision
         self._model, self._tokenizer, self._look, self._kept = model, tokenizer, look, kept
         self._dtype = model.embed(torch.tensor([0])).dtype
         seen = vision.tower.width * vision.side**2
         self.connector = Connector(seen, model.config.hidden_size, self.generator)
         self.module = self.connector
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        start = self._start
+        return super().settings | ({} if start is None else {"start": digest(start, "")})
 
     def optimisers(self) -> list[Rated]:
         named = dict(self.connector.named_parameters())
@@ -144,10 +163,13 @@ class ConnectorTask(TrainingTask[ConnectorRecipe, dict[str, dict[str, float]]]):
     def begin(self) -> None:
         count = min(_NAMED, self.recipe.pictures)
         saw = torch.stack([self._saw(each) for each in range(count)])
-        told = torch.stack([self._named(self.scene(each)) for each in range(count)])
         flat = saw.flatten(0, 1)
         self.connector.get_buffer("mean").copy_(flat.mean(0))
         self.connector.get_buffer("spread").copy_(flat.std(0).clamp_min(1e-3))
+        if self._start is not None:
+            self.connector.unfold(self._start)
+            return
+        told = torch.stack([self._named(self.scene(each)) for each in range(count)])
         rated, parameters = self.optimisers(), list(self.connector.parameters())
         for step in range(_NAMING):
             for optimiser, peak in rated:

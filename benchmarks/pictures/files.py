@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from benchmarks.pictures.connector import JUDGED, ConnectorTask
 from benchmarks.pictures.scenes import KINDS
+from torch import Tensor
 
 from paceline.core.types import LogitArray
 from paceline.lab.training.card import card_of, page, table
@@ -37,6 +39,19 @@ LICENCE = (
 
 # The tower's layer that is read, since colours fade behind it, and patches of a row's side.
 _LAYER, _SIDE = 8, 2
+
+_PUBLISHED = {
+    "first": "multi_modal_projector.linear_1.weight",
+    "first.bias": "multi_modal_projector.linear_1.bias",
+    "second": "multi_modal_projector.linear_2.weight",
+    "second.bias": "multi_modal_projector.linear_2.bias",
+}
+
+
+def published(folder: Path) -> dict[str, Tensor]:
+    """Read what `publish` wrote, as `Connector.folded` returns it; ModelError if there is none."""
+    files = SafetensorsFiles(folder)
+    return {own: torch.from_numpy(files.read(name).copy()) for own, name in _PUBLISHED.items()}
 
 
 def config_json(source: ModelSource) -> dict[str, Any]:
@@ -120,11 +135,7 @@ def publish(
         "card.json": as_json(card),
         "README.md": page(card, f"A connector that lets {source.name} see", ".", middle),
     }
-    named = {
-        f"multi_modal_projector.linear_{1 if name.startswith('first') else 2}."
-        f"{'bias' if name.endswith('bias') else 'weight'}": each
-        for name, each in task.connector.folded().items()
-    }
+    named = {_PUBLISHED[name]: each for name, each in task.connector.folded().items()}
     write_folder(out, texts, named, {})
     seconds = run.course.seconds
     said = ", ".join(

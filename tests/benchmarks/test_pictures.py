@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 from benchmarks.pictures.connector import Connector, ConnectorRecipe, ConnectorTask
 from benchmarks.pictures.drafts import drafted, make_prompts
-from benchmarks.pictures.files import config_json, publish
+from benchmarks.pictures.files import config_json, publish, published
 from benchmarks.pictures.scenes import COLOURS, KINDS, PLACES, SHAPES, Scene, ask, draw
 from tests.helpers.pictures_tiny import FOLDER
 from tests.helpers.tiny_model import save_directory, tiny_config
@@ -123,11 +123,11 @@ def task(model: Path, tmp_path: Path) -> Callable[..., ConnectorTask]:
         squares = pixels.reshape(2, 28, 2, 28, 3).astype(np.float32) / 255
         return np.resize(squares.transpose(0, 2, 1, 3, 4).reshape(4, -1)[:, ::18], (4, 128))
 
-    def make(**changes: Any) -> ConnectorTask:
+    def make(start: Any = None, **changes: Any) -> ConnectorTask:
         tokenizer = source.tokenizer()
         tokenizer.pictures = PictureWords.of(VISION, tokenizer.special_ids)
         recipe = replace(RECIPE, **changes)
-        return ConnectorTask(recipe, text, tokenizer, VISION, look, tmp_path / "seen.npy")
+        return ConnectorTask(recipe, text, tokenizer, VISION, look, tmp_path / "seen.npy", start)
 
     return make
 
@@ -197,6 +197,11 @@ def test_folded_matrices_are_the_connector() -> None:
     inner = torch.nn.functional.gelu(seen @ part["first"].T + part["first.bias"])
     expected = inner @ part["second"].T + part["second.bias"]
     np.testing.assert_allclose(one(seen).detach(), expected, atol=1e-5)
+    other = Connector(8, 6, torch.Generator().manual_seed(1))
+    other.get_buffer("mean").normal_()
+    assert (other(seen) - expected).abs().max() > 0.1
+    other.unfold(part)
+    np.testing.assert_allclose(other(seen).detach(), expected, atol=1e-5)
 
 
 def test_it_is_published_as_what_an_mmproj_names(
@@ -212,6 +217,16 @@ def test_it_is_published_as_what_an_mmproj_names(
     assert said == config_json(source)
     assert said["rows_for"]["fingerprint"] == source.fingerprint
     assert "right answers" in line
+    found = published(tmp_path / "out")
+    expected = run.task.connector.folded()
+    for name, each in found.items():
+        np.testing.assert_allclose(each.float(), expected[name], atol=2e-3)
+    again = task(steps=2, start=found)
+    again.begin()
+    row = torch.randn(4, 128)
+    np.testing.assert_allclose(
+        again.connector(row).detach(), run.task.connector(row).detach(), atol=0.03
+    )
 
 
 def test_drafts_behind_pictures_and_texts_are_counted(tmp_path: Path) -> None:
