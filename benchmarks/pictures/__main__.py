@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,12 +26,10 @@ from benchmarks.pictures.connector import JUDGED, ConnectorRecipe, ConnectorTask
 from benchmarks.pictures.drafts import COLUMNS, drafted, make_prompts
 from benchmarks.pictures.files import looking, publish, published, vision_for
 from benchmarks.pictures.scenes import KINDS, ask, draw
+from benchmarks.script import Findings, add_output, run_script
 
 import paceline
 from paceline.cli.train import train
-from paceline.errors import PacelineError
-from paceline.lab.measure import results
-from paceline.lab.training.card import table
 from paceline.lab.training.setup import use_threads
 from paceline.models.pictures import Picture
 from paceline.models.pull import DEFAULT_MODEL
@@ -61,98 +59,118 @@ def learn(out: Path, model: str, threads: int, recipe: ConnectorRecipe, start: P
     train(task, out, lambda run: publish(run, out, source, command), as_json=False, whole=True)
 
 
-def answered(mmproj: str, model: str, threads: int, *, blind: bool = False) -> dict[str, Any]:
-    """Return the shares of right answers of the engine by kind, greedy, on held-out scenes.
+def answered(
+    mmproj: str, model: str, threads: int, *, blind: bool = False
+) -> dict[str, dict[str, float]]:
+    """Return the shares of right answers of the engine by set and kind, greedy, on held-out scenes.
 
-    Half of the scenes have a pair of colour and shape that was in none of the training. `blind`
-    shows another scene than the one that is asked about.
+    The sets are new scenes, and scenes with a pair of colour and shape that was in none of the
+    training. `blind` shows another scene than the one that is asked about.
     """
     engine = paceline.load(model, mmproj=mmproj, threads=threads, max_batch=8)
-    chats, expected = [], []
-    for number in range(JUDGED):
-        rng = np.random.default_rng((1, number))
-        scene = draw(rng, 224, held_out=number % 2 == 1)
-        shown = draw(rng, 224) if blind else scene
-        for kind in KINDS:
-            if (question := ask(rng, scene, kind)) is not None:
-                picture = {"type": "image", "image": Picture(shown.pixels)}
-                text = {"type": "text", "text": question.asked}
-                chats.append([{"role": "user", "content": [picture, text]}])
-                expected.append(question)
-    found = engine.generate(chats, max_new_tokens=96, temperature=0.0)
-    right: dict[str, list[bool]] = {kind: [] for kind in KINDS}
-    for question, each in zip(expected, found, strict=True):
-        right[question.kind].append(each.text.strip() == question.answer)
-    return {kind: float(np.mean(each)) for kind, each in right.items()}
+    shares = {}
+    for name, held_out in (("new scenes", False), ("new pairs", True)):
+        chats, expected = [], []
+        for number in range(JUDGED):
+            rng = np.random.default_rng((2, number, held_out))
+            scene = draw(rng, 224, held_out=held_out)
+            shown = draw(rng, 224) if blind else scene
+            for kind in KINDS:
+                if (question := ask(rng, scene, kind)) is not None:
+                    picture = {"type": "image", "image": Picture(shown.pixels)}
+                    text = {"type": "text", "text": question.asked}
+                    chats.append([{"role": "user", "content": [picture, text]}])
+                    expected.append(question)
+        found = engine.generate(chats, max_new_tokens=96, temperature=0.0)
+        right: dict[str, list[bool]] = {kind: [] for kind in KINDS}
+        for question, each in zip(expected, found, strict=True):
+            right[question.kind].append(each.text.strip() == question.answer)
+        shares[name] = {kind: float(np.mean(each)) for kind, each in right.items()}
+    return shares
 
 
-def show_drafts(given: argparse.Namespace) -> None:
-    """Print what drafters bring, and write --record."""
+def shown_drafts(given: argparse.Namespace) -> Findings:
+    """Compare drafters behind pictures and behind texts."""
     options = Options(model=given.model, mmproj=given.mmproj, threads=given.threads)
     rows = drafted(given.drafters, given.held, given.count, given.tokens, options)
-    print(table(COLUMNS, [list(map(str, row)) for row in rows]))
-    if given.record is not None:
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            f"Drafts behind drawn pictures and behind texts, {Path(given.model).stem}",
-            "drafters",
-            "python -m benchmarks.pictures drafts --mmproj CONNECTOR --held held.jsonl "
-            + " ".join(given.drafters),
-            COLUMNS,
-            rows,
-            note=f"Chains of five, greedy, {given.tokens} tokens or up to the end; intervals hold "
-            "95 of 100 means of prompts drawn anew. All drafters learned from the same texts, as "
-            "many tokens each.",
-            figures={f"{row[0]}, pictures": row[2] for row in rows[:8:2]},
-        )
+    return Findings(
+        title=f"Drafts behind drawn pictures and behind texts, {Path(given.model).stem}",
+        topic="drafters",
+        command="python -m benchmarks.pictures drafts --mmproj CONNECTOR --held held.jsonl "
+        + " ".join(given.drafters),
+        columns=COLUMNS,
+        rows=rows,
+        note=f"Chains of five, greedy, {given.tokens} tokens or up to the end; intervals hold 95 "
+        "of 100 means of prompts drawn anew. All drafters learned from the same texts, as many "
+        "tokens each.",
+        figures={f"{row[0]}, pictures": row[2] for row in rows[:8:2]},
+    )
 
 
-def main() -> None:
-    """Read the command line."""
+def shown_answers(given: argparse.Namespace) -> Findings:
+    """Ask about held-out scenes, with their pictures and with others'."""
+    asked = given.mmproj, given.model, given.threads
+    seeing, blind = answered(*asked), answered(*asked, blind=True)
+    return Findings(
+        title=f"Questions about drawn pictures, {Path(given.model).stem}",
+        topic="drafters",
+        command="python -m benchmarks.pictures ask --mmproj CONNECTOR",
+        columns=["question", *(f"{each}, right, %" for each in seeing), "of other pictures, %"],
+        rows=[
+            [
+                kind,
+                *(round(100 * part[kind], 1) for part in (*seeing.values(), blind["new scenes"])),
+            ]
+            for kind in KINDS
+        ],
+        note=f"Greedy, {JUDGED} scenes each, right to the last letter. New pairs: each scene has a "
+        "colour on a shape that no scene of the training had.",
+    )
+
+
+def learned(given: argparse.Namespace) -> None:
+    """Train a connector."""
+    numbers = {name: getattr(given, name) for name in (*_NUMBERS, "matrix_rate")}
+    learn(given.out, given.model, given.threads, ConnectorRecipe(**numbers), given.start)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, ask, draw prompts, or compare drafters."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    first, second, prompts, drafts = map(commands.add_parser, ("train", "ask", "prompts", "drafts"))
-    for each in (first, prompts):
-        each.add_argument("--out", type=Path, required=True)
-    for each in (second, drafts):
-        each.add_argument("--mmproj", required=True)
+    commands = parser.add_subparsers(required=True)
+    works = {
+        "train": learned,
+        "ask": shown_answers,
+        "prompts": lambda given: make_prompts(given.out, given.count, given.held_out),
+        "drafts": shown_drafts,
+    }
+    kinds = [commands.add_parser(name) for name in works]
+    for each, work in zip(kinds, works.values(), strict=True):
+        each.set_defaults(work=work)
+    trains, asks, prompts, drafts = kinds
+    defaults = ConnectorRecipe()
+    for name in (*_NUMBERS, "matrix_rate"):
+        usual = getattr(defaults, name)
+        trains.add_argument(f"--{name.replace('_', '-')}", type=type(usual), default=usual)
+    trains.add_argument("--from", type=Path, dest="start", metavar="FOLDER", help="to begin with")
+    for each in (trains, prompts):
+        each.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     prompts.add_argument("--count", type=int, default=320, help="to learn from")
     prompts.add_argument("--held-out", type=int, default=48)
     drafts.add_argument("drafters", nargs="+", metavar="LABEL=NAME:OPTIONS")
     drafts.add_argument("--held", type=Path, required=True, metavar="FILE", help="JSONL")
     drafts.add_argument("--count", type=int, default=40, help="prompts of each kind, at most 40")
     drafts.add_argument("--tokens", type=int, default=64)
-    drafts.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    defaults = ConnectorRecipe()
-    first.add_argument("--from", type=Path, dest="start", metavar="FOLDER", help="to begin with")
-    first.add_argument("--matrix-rate", type=float, default=defaults.matrix_rate)
-    for name in _NUMBERS:
-        first.add_argument(f"--{name}", type=int, default=getattr(defaults, name))
-    for each in (first, second, drafts):
+    for each in (asks, drafts):
+        each.add_argument("--mmproj", required=True)
+        add_output(each)
+    for each in (trains, asks, drafts):
         each.add_argument("--model", default=DEFAULT_MODEL)
         each.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    if given.command == "train":
-        numbers = {name: getattr(given, name) for name in _NUMBERS}
-        recipe = ConnectorRecipe(**numbers, matrix_rate=given.matrix_rate)
-        learn(given.out, given.model, given.threads, recipe, given.start)
-        return
-    if given.command == "prompts":
-        make_prompts(given.out, given.count, given.held_out)
-        return
-    if given.command == "drafts":
-        show_drafts(given)
-        return
-    asked = given.mmproj, given.model, given.threads
-    seeing, blind = answered(*asked), answered(*asked, blind=True)
-    rows = [(kind, f"{seeing[kind]:.0%}", f"{blind[kind]:.0%}") for kind in KINDS]
-    print(table(("question", "right", "right with another picture"), rows))
+    return run_script(parser, lambda given: given.work(given), argv)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except PacelineError as error:
-        sys.exit(f"error: {error}")
+    sys.exit(main())

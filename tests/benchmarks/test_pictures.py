@@ -14,8 +14,9 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from benchmarks.pictures.__main__ import main
 from benchmarks.pictures.connector import Connector, ConnectorRecipe, ConnectorTask
-from benchmarks.pictures.drafts import drafted, make_prompts
+from benchmarks.pictures.drafts import drafted
 from benchmarks.pictures.files import config_json, publish, published
 from benchmarks.pictures.scenes import COLOURS, KINDS, PLACES, SHAPES, Scene, ask, draw
 from tests.helpers.pictures_tiny import FOLDER
@@ -230,7 +231,7 @@ def test_it_is_published_as_what_an_mmproj_names(
 
 
 def test_drafts_behind_pictures_and_texts_are_counted(tmp_path: Path) -> None:
-    make_prompts(tmp_path, 3, 4)
+    assert main(["prompts", "--out", str(tmp_path), "--count", "3", "--held-out", "4"]) == 0
     assert len((tmp_path / "train.jsonl").read_text().splitlines()) == 3
     first, *_ = (tmp_path / "held.jsonl").read_text().splitlines()
     assert (tmp_path / json.loads(first)["image"]).is_file()
@@ -243,3 +244,12 @@ def test_drafts_behind_pictures_and_texts_are_counted(tmp_path: Path) -> None:
     assert all(row[2:5] == [1.0, 1.0, 1.0] for row in rows[:2])
     assert any(row[2] > 1 for row in rows[2:])
     assert all(row[3] <= row[2] <= row[4] for row in rows)
+
+
+def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    assert main(["ask", "--mmproj", nowhere]) == 2
+    assert main(["drafts", "--mmproj", nowhere, "--held", nowhere, "none"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2
+    assert all(nowhere in line for line in told)
