@@ -58,7 +58,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 
 BUDGET = {
     "lines": 80_333,
-    "lines of methods": 16_366,
+    "lines of methods": 16_402,
     "modules": 523,
     "docstrings": 0.14,
     "loose": 6,

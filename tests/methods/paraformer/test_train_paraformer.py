@@ -64,12 +64,43 @@ def test_it_begins_as_the_last_layers_and_fires_as_often_as_there_are_words(
     made, whisper = task(kept), WhisperWeights(CONFIG)
     parameters = made.parameters()
     for layer in (0, 1):
-        for part in ("q", "look_o.bias", "up", "ffn_norm.bias"):
+        for part in ("q", "look_q.bias", "up", "ffn_norm.bias"):
             own = parameters[f"layers.{layer}.{part}"]
             assert np.array_equal(own, whisper[f"layers.{CONFIG.layers - 2 + layer}.{part}"])
     text = kept.texts()[0]
     odds = 1 / (1 + np.exp(-parameters["fire.bias"][0]))
     assert odds * len(kept.read(text, "rows")) == pytest.approx(len(made._words(text)), rel=0.1)
+
+
+def test_it_begins_as_a_regression_of_hidden_states(kept: KeptWindows) -> None:
+    made = task(kept)
+    named, size = made.parameters(), CONFIG.hidden_size
+    fires, states = [], []
+    for text in made.texts:
+        at = [n for n in range(2, len(text.tokens)) if text.tokens[n] in IDS]
+        rows = kept.read(text, "rows") * named["scale"]
+        # Equal weights: each word has an equal part of the rows, the first and last in shares.
+        total = np.concatenate([0 * rows[:1], rows.cumsum(0, dtype=np.float64)])
+        ends = np.linspace(0, len(rows), len(at) + 1)
+        inside = [np.interp(ends, np.arange(len(rows) + 1), each) for each in total.T]
+        fires.append(np.diff(inside).T * len(at) / len(rows))
+        last = kept.read(text, "features")[np.array(at) - 1, -size:]
+        states.append((last - named["norm.bias"]) / named["norm"])
+    x, y = np.concatenate(fires), np.concatenate(states)
+    mean = (x**2).sum() / x.shape[1] + len(x) / x.shape[1]
+    ridge = np.sqrt(training.RIDGE * mean) * np.eye(x.shape[1], x.shape[1] + 1)
+    x = np.pad(x, ((0, 0), (0, 1)), constant_values=1.0)
+    padded = np.concatenate([y, np.zeros((len(ridge), size))])
+    found = np.linalg.lstsq(np.concatenate([x, ridge]), padded, rcond=None)[0]
+    said = torch.nn.functional.layer_norm(torch.from_numpy(x @ found), (size,), eps=1e-5).numpy()
+    head = cpu().matrices._weights["embed"][made.vocabulary.ids]  # type: ignore[attr-defined]
+    expected = (said * named["norm"] + named["norm.bias"]) @ head.T
+    with torch.no_grad():
+        logits = torch.cat([made.passes(text).logits for text in made.texts]).numpy()
+    assert np.allclose(logits, expected, atol=1e-2)
+    assert (x @ found - y).var() < 0.9 * y.var()
+    shuffled = (expected[::-1] - logits).std()
+    assert shuffled > 20 * (expected - logits).std()
 
 
 def test_of_ratio_zero_nothing_is_shown(kept: KeptWindows, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ Two passes of the decoder (glancing): the first has no gradient; a share of its 
 tokens are shown to the second, which learns the others. Weights of rows are scaled to fire as often
 as there are tokens, and learn to sum to that without. Whisper tells times, so both hold for each
 segment, where the paper has a whole sentence. It goes on with minimum word errors, which is left
-out here.
+out here. It begins as a linear map: `fuse` is fitted to Whisper's hidden states before tokens, and
+what the layers add begins at zero.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from paceline.networks.base import Network
 
 RATIO = 0.75
 """Of the errors of the first pass so many are shown to the second (FunASR's)."""
+
+RIDGE = 0.01
+"""Of the mean square of what fires, added where `fuse` is fitted."""
 
 
 def shares(weights: Tensor, count: int) -> Tensor:
@@ -99,9 +103,37 @@ class ParaformerTask(HeardTask):
         super().begin()
         rows = np.mean([len(self._source.of(each)) for each in self.texts[:32]])
         words = [len(self._words(each)) for each in self.texts]
-        rate = np.mean(words) / rows
-        with torch.no_grad():  # it fires as often as there are tokens, from the start
-            self.module.named()["fire.bias"].fill_(math.log(rate / (1 - rate)))
+        rate, named = np.mean(words) / rows, self.module.named()
+        with torch.no_grad():
+            # It fires as often as there are tokens, from the start.
+            named["fire"].zero_()
+            named["fire.bias"].fill_(math.log(rate / (1 - rate)))
+            fuse, rest = self._fitted()
+            named["fuse"].copy_(fuse)
+            named["slots"].copy_(rest.expand_as(named["slots"]))
+            for name, each in named.items():
+                if name.removesuffix(".bias").endswith((".o", ".look_o", ".down")):
+                    each.zero_()
+
+    def _fitted(self) -> tuple[Tensor, Tensor]:
+        """Return `fuse` and what is added to it, so that the norm says nearly what Whisper's does.
+
+        That is ridge regression from what fires at equal weights to the hidden states in between.
+        """
+        named, size = self.module.named(), self.network.config.hidden_size
+        read = named["fuse"].shape[1]
+        gram, seen = torch.zeros(read + 1, read + 1), torch.zeros(read + 1, size)
+        for text in self.texts:
+            rows = torch.from_numpy(self._source.of(text)) * named["scale"]
+            x = functional.pad(self._fires(text, torch.ones(len(rows)), rows)[0], (0, 1), value=1.0)
+            at = np.flatnonzero(self._places[text.tokens[text.prompt_length :]] >= 0)
+            kept = self._windows.read(text, "features")[at + text.prompt_length - 1, -size:]
+            states = (torch.from_numpy(kept) - named["norm.bias"]) / named["norm"]
+            gram, seen = gram + x.T @ x, seen + x.T @ states
+        ridge = torch.full((read + 1,), RIDGE * float(gram.trace()) / read)
+        ridge[-1] = 0.0
+        found = torch.linalg.solve(gram + ridge.diag(), seen)
+        return found[:-1].T, found[-1]
 
     def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
         # Named by the step, so that a run which resumes draws the same.
@@ -128,13 +160,7 @@ class ParaformerTask(HeardTask):
         right, named = self._words(text), self.module.named()
         rows = np.pad(self._source.of(text), ((1, 1), (0, 0)))
         here, odds = weighed(named, torch.from_numpy(rows))
-        weights, emitted, off = odds.sigmoid(), [here[:0]], here.new_zeros(())
-        for begin, end, tokens in segments(text, self._times):
-            count = len(self._drafted(tokens))
-            at = slice(min(begin, len(weights) - 1), max(end, begin + bool(count)))
-            emitted.append(shares(weights[at], count) @ here[at])
-            off = off + (weights[at].sum() - count).abs()
-        fires = torch.cat(emitted)
+        fires, off = self._fires(text, odds.sigmoid(), here)
         shown = torch.zeros(right.shape, dtype=torch.bool)
         if generator is not None:
             with torch.no_grad():
@@ -146,6 +172,16 @@ class ParaformerTask(HeardTask):
             told = ops.norm(ops.embed(answers), "embed_norm")
             fires = torch.where(shown[:, None], told, fires)
         return Passes(right, self._decoded(text, fires), shown, off)
+
+    def _fires(self, text: Text, weights: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        # What fires of rows, as often as there are tokens, and how far their weights are from that.
+        fires, off = [rows[:0]], rows.new_zeros(())
+        for begin, end, tokens in segments(text, self._times):
+            count = len(self._drafted(tokens))
+            at = slice(min(begin, len(weights) - 1), max(end, begin + bool(count)))
+            fires.append(shares(weights[at], count) @ rows[at])
+            off = off + (weights[at].sum() - count).abs()
+        return torch.cat(fires), off
 
     def _words(self, text: Text) -> Tensor:
         return self._drafted(text.tokens[text.prompt_length :])
