@@ -346,6 +346,21 @@ def test_soundfile_reads_what_it_wrote(kind: str, tmp_path: Path) -> None:
         read_sound(path)
 
 
+def test_a_picture_with_the_name_of_a_sound_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "a.mp3").write_bytes((tmp_path / "a.png").read_bytes())
+    (tmp_path / "b.mp3").write_bytes(b"no sound at all, and no picture" * 99)
+    for name, why in (("a", "av says: it has no sound"), ("b", "av says: Invalid data found")):
+        with pytest.raises(InvalidOption) as error:
+            read_sound(tmp_path / f"{name}.mp3")
+        said = str(error.value)
+        assert why in said
+        assert said.count(f"{name}.mp3") == 1
+        assert "Errno" not in said
+
+
 @pytest.mark.parametrize(("kind", "codec"), [("mp4", "aac"), ("webm", "libopus")])
 def test_pyav_reads_what_it_wrote(kind: str, codec: str, tmp_path: Path) -> None:
     av = pytest.importorskip("av")

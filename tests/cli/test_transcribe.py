@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 import time
 import wave
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tests.helpers.tiny_model import save_gguf, tiny_config
 from tests.helpers.tiny_whisper import save_whisper
 
@@ -213,6 +214,63 @@ def test_what_cannot_be_done_is_refused(
     tiny = save_gguf(tmp_path / "tiny.gguf", tiny_config())
     assert run([*command, path, "--model", str(tiny)]) == 2
     assert "hears nothing" in capsys.readouterr().err
+
+
+def edited(**changes: Any) -> Callable[[Path], object]:
+    """What gives a model another config."""
+
+    def change(model: Path) -> None:
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | changes))
+
+    return change
+
+
+def cut(name: str, to: int) -> Callable[[Path], object]:
+    return lambda model: (model / name).write_bytes((model / name).read_bytes()[:to])
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        *((cut(name, to), name) for name in ("config.json", "tokenizer.json") for to in (0, 99)),
+        (cut("model.safetensors", 0), "model.safetensors"),
+        (cut("model.safetensors", -20), "cut short"),
+        *((edited(**{name: value}), f"{name} is {value}")
+          for name in ("d_model", "decoder_layers", "encoder_layers", "num_mel_bins")
+          for value in (0, -1, 2.5)),
+        (edited(max_source_positions=3000), "encoder.positions of 1500 x 64 numbers"),
+        (edited(max_target_positions=64), "positions of 32 x 64 numbers"),
+        (edited(num_mel_bins=128), "encoder.conv1 of 64 x 80 x 3 numbers"),
+        (edited(encoder_layers=2), "encoder.layers.1"),
+        (edited(decoder_layers=2), "layers.1"),
+        (edited(suppress_tokens=[99]), "suppress_tokens"),
+    ],
+)  # fmt: skip
+def test_a_damaged_model_is_one_line(
+    model: Path, tmp_path: Path, damage: Callable[[Path], object], said: str, capsys: Any
+) -> None:
+    shutil.copytree(model, tmp_path / "own")
+    damage(tmp_path / "own")
+    path = sound(tmp_path / "a.wav")
+    assert run(["transcribe", path, "--model", str(tmp_path / "own"), "--threads", "1"]) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert said in line
+    assert line.startswith("paceline: error: ")
+
+
+def test_a_layer_that_the_config_leaves_out_is_named(
+    model: Path, tmp_path: Path, capsys: Any
+) -> None:
+    whole = load_file(model / "model.safetensors")
+    for side in ("encoder", "decoder"):
+        shutil.copytree(model, tmp_path / side)
+        first, second = (f"model.{side}.layers.{number}." for number in (0, 1))
+        more = {name.replace(first, second): each for name, each in whole.items() if first in name}
+        save_file(whole | more, tmp_path / side / "model.safetensors")
+        path = sound(tmp_path / "a.wav")
+        assert run(["transcribe", path, "--model", str(tmp_path / side)]) == 2
+        assert f"{second}self_attn_layer_norm.weight, of a layer" in capsys.readouterr().err
 
 
 def test_standard_input_has_a_name(

@@ -166,6 +166,8 @@ def test_sound_of_another_rate_lasts_as_long() -> None:
         ("no JSON", "not read"),
         ('{"type": "response.create"}', "response.create"),
         ('{"type": "input_audio_buffer.append", "audio": "?"}', "base64"),
+        ('{"type": "input_audio_buffer.append", "audio": "\N{MICRO SIGN}AAA"}', "base64"),
+        pytest.param('{"type": "x", "deep": ' + "[" * 100_000 + "}", "not read", id="deep"),
         ('{"type": "input_audio_buffer.append", "audio": "AAAA"}', "two bytes"),
         ('{"type": "input_audio_buffer.commit"}', "empty"),
         (
@@ -357,6 +359,42 @@ def test_all_sessions_together_hold_so_much_sound() -> None:
             assert gate.seconds == gate.sequences == 0
 
     asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def test_sound_that_was_taken_on_is_heard_when_the_server_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sessions, ran, decoded = list[Session](), Session.run, Session._decoded
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(Session, "run", lambda own: sessions.append(own) or ran(own))
+
+    async def later(own: Session, request: Any) -> Any:
+        begun.set()
+        await go_on.wait()
+        return await decoded(own, request)
+
+    monkeypatch.setattr(Session, "_decoded", later)
+
+    async def work(socket: Socket) -> Json:
+        socket.rate(RATE)
+        socket.append(noise(1.2))
+        await begun.wait()
+        socket.append(noise(2.5))
+        socket.say("session.update", session={})
+        await socket.until("session.updated")
+        ticket, gate = sessions[0].ticket, sessions[0].ticket._gate
+        ticket.hold(1, 0, 0.0)  # as if a step had ended while the last piece was taken
+        gate.take(0, 0, 20.0)
+        go_on.set()
+        await socket.until(f"{TEXT}delta")
+        socket.say("input_audio_buffer.commit")
+        [*told, done] = await socket.until(f"{TEXT}completed")
+        assert all(each["type"] != "error" for each in told)
+        gate.take(0, 0, -20.0)
+        found: Json = done
+        return found
+
+    assert talk(work, max_sound=20.0)["usage"]["seconds"] == pytest.approx(3.7)
 
 
 def test_turns_without_end_are_refused_or_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

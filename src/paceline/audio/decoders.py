@@ -39,8 +39,9 @@ def coded_sound(file: BinaryIO, name: str, why: str) -> Sound:
             why += f"; {package} is not installed"
             missing += f"{more}, or "
         except Exception as error:  # each library has errors of its own
-            # Without the object that it was given.
-            said = str(getattr(error, "error_string", error)).strip().rstrip(".")
+            # Without the object that it was given, or its number and path.
+            said = getattr(error, "error_string", None) or getattr(error, "strerror", None)
+            said = str(said or error).strip().rstrip(".")
             why += f"; {package} says: {said}"
     raise InvalidOption(f"{name} cannot be read ({why}): {missing}convert it to WAV")
 
@@ -69,6 +70,8 @@ def _by_av(file: BinaryIO, name: str) -> Sound:
     import av
 
     container = av.open(file)
+    if not container.streams.audio:
+        raise ValueError("it has no sound")
     stream = container.streams.audio[0]
     planes = av.AudioResampler(format="fltp")
 

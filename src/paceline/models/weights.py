@@ -181,23 +181,34 @@ class FileWeights:
             shape = self._reader.shape(self._theirs(name))
             if rows not in (0, shape[0]) or columns not in (0, shape[-1]):
                 raise self._misfit(name)
-        beyond = self._layer_beyond()
-        if beyond is not None:
+        if (hears := self._config.encoder) is not None:
+            least = {"positions": self._config.max_context, "encoder.positions": hears.rows}
+            for name, rows in least.items():
+                if name in self and self._reader.shape(self._theirs(name))[0] < rows:
+                    raise self._misfit(name)
+            heard = self._theirs("encoder.conv1")
+            if heard in self._reader and self._reader.shape(heard)[1] != hears.mels:
+                raise self._misfit("encoder.conv1")
+        for beyond, layers in self._layers_beyond():
             raise ModelError(
-                f"{self._what} has {beyond}, of a layer behind the {self._config.layers} of its "
-                "config: download the model again"
+                f"{self._what} has {beyond}, of a layer behind the {layers} of its config: "
+                "download the model again"
             )
 
-    def _layer_beyond(self) -> str | None:
-        # A tensor of a layer that is neither among the config's nor one that drafts.
-        family, number = self._family, self._config.layers
+    def _layers_beyond(self) -> Iterator[tuple[str, int]]:
+        # Tensors of a layer that is neither among the config's nor one that drafts; how many
+        # the config has.
+        family, hears = self._family, self._config.encoder
         drafts = family.mtp is not None if self._gguf else "{}" in family.hf_mtp.get("mtp_fc", "")
         if drafts:
-            return None
+            return
         parts = family.gguf_parts if self._gguf else family.hf_parts
-        prefix = "blk" if self._gguf else family.hf_layers
-        names = (f"{prefix}.{number}.{each}.weight" for each in parts.values())
-        return next((each for each in names if each in self._reader), None)
+        sides = [("blk" if self._gguf else family.hf_layers, self._config.layers)]
+        if hears is not None:
+            sides.append((family.hf_encoder, hears.layers))
+        for prefix, number in sides:
+            names = (f"{prefix}.{number}.{each}.weight" for each in parts.values())
+            yield from ((each, number) for each in names if each in self._reader)
 
     def _sizes(self) -> Iterator[tuple[str, int, int]]:
         # Rows and columns that the config tells, by name; 0 for any.

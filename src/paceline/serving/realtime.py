@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import math
 import uuid
 from collections import deque
@@ -26,6 +25,7 @@ from paceline.engine.engine import Completion, Prepared
 from paceline.errors import InvalidOption, PacelineError
 from paceline.listening.live import AHEAD, Live, LiveCaption, LiveCaptions
 from paceline.listening.windows import Listening
+from paceline.serving.admission import Busy
 from paceline.serving.http import described
 from paceline.serving.model import ServedModel
 from paceline.serving.protocol import BadRequest
@@ -274,7 +274,7 @@ class Session:
                     raise BadRequest("the event is not read: it has bytes, and events are texts")
                 try:
                     event = _READ(message["text"])
-                except msgspec.MsgspecError as error:
+                except (msgspec.MsgspecError, RecursionError) as error:
                     raise BadRequest(f"the event is not read: {error}") from error
                 event_id = event.event_id
                 await self._take(event)
@@ -324,7 +324,7 @@ class Session:
     async def _append(self, audio: str) -> None:
         try:
             raw = base64.b64decode(audio, validate=True)
-        except binascii.Error as error:
+        except ValueError as error:
             raise BadRequest(f"audio: it is no base64 ({error})", "audio") from error
         if len(raw) % 2:
             raise BadRequest("audio: numbers have two bytes: send whole ones", "audio")
@@ -411,7 +411,8 @@ class Session:
             await self._more.wait()
             self._more.clear()
             while await self._step(self._items[0]):
-                self.ticket.hold(1, 0, math.ceil(self._waiting))
+                with suppress(Busy):  # what came meanwhile was taken on, whoever came since
+                    self.ticket.hold(1, 0, math.ceil(self._waiting))
 
     async def _step(self, item: Item) -> bool:
         # Whether there may be more to do.

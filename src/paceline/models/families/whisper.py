@@ -31,7 +31,19 @@ _PARTS = {
 }
 
 
+# Of a config, whole numbers from 1 on.
+_SIZES = (
+    "d_model vocab_size max_source_positions max_target_positions num_mel_bins encoder_layers "
+    "encoder_attention_heads encoder_ffn_dim decoder_layers decoder_attention_heads decoder_ffn_dim"
+)
+
+
 def _entries(config: Mapping[str, Any]) -> dict[str, Any]:
+    told = {"num_mel_bins": 80} | dict(config)
+    for name in _SIZES.split():
+        size = told[name]
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} is {size!r}")
     heads = int(config["decoder_attention_heads"])
     ffn = int(config["decoder_ffn_dim"])
     same = heads == config["encoder_attention_heads"] and ffn == config["encoder_ffn_dim"]
