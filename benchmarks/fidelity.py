@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 from benchmarks.peers.engines import start
+from benchmarks.script import run_script
 
 from paceline.core import tree
 from paceline.core.target import Rows, Target
 from paceline.core.types import LogitArray
-from paceline.errors import EngineFailed, InvalidOption, PacelineError
+from paceline.errors import EngineFailed, InvalidOption
 from paceline.lab.audit.remote import JsonlEngine
 from paceline.lab.measure.machine import dumps, machine
 from paceline.models.pull import DEFAULT_MODEL
@@ -153,8 +154,19 @@ def plain(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def tell(given: argparse.Namespace) -> None:
     """Measure, print, and write --out."""
+    if given.tokens < 2:
+        raise InvalidOption(f"--tokens must be 2 or more, not {given.tokens}")
+    found = measure(given)
+    text = dumps(found, indent=1)
+    if given.out is not None:
+        given.out.write_text(text + "\n", encoding="utf-8")
+    print(text if given.json else plain(found))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read the command line."""
     parser = argparse.ArgumentParser(prog="fidelity", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a GGUF file, or its short name")
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="files")
@@ -164,19 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2, help="of both")
     parser.add_argument("--out", type=Path, help="JSON file")
     parser.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    try:
-        if given.tokens < 2:
-            raise InvalidOption(f"--tokens must be 2 or more, not {given.tokens}")
-        found = measure(given)
-    except (PacelineError, OSError, UnicodeDecodeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    text = dumps(found, indent=1)
-    if given.out is not None:
-        given.out.write_text(text + "\n", encoding="utf-8")
-    print(text if given.json else plain(found))
-    return 0
+    return run_script(parser, tell, argv, faults=(UnicodeDecodeError,))
 
 
 if __name__ == "__main__":

@@ -29,10 +29,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.script import run_script
 
 from paceline.core import tree
 from paceline.core.target import Rows
-from paceline.errors import InvalidOption, PacelineError
+from paceline.errors import InvalidOption
 from paceline.lab.measure.machine import dumps, machine
 from paceline.models.source import resolve
 from paceline.registry.loading import load_model, make_engine
@@ -309,32 +310,29 @@ def _name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
 
 
+def work(asked: argparse.Namespace) -> int:
+    """Run what is asked for; 1 if a part failed."""
+    end = perf_counter() + asked.seconds
+    if asked.device.startswith("cuda") and not torch.cuda.is_available():
+        raise InvalidOption("there is no CUDA device: run it where one is, or --device cpu")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    shapes = SHAPES if asked.device.startswith("cuda") else TRIED
+    models = {name: make(asked.out / name, shape) for name, shape in shapes.items()}
+    if asked.model:
+        models["given"] = resolve(asked.model).path
+    found = run(Place(asked.device, asked.out, models, end), asked.parts)
+    return int(any(found[name].get("error") for name in asked.parts))
+
+
 def main() -> int:
-    """Parse arguments and run; 1 if a part failed, 2 for wrong arguments, 130 after Ctrl-C."""
+    """Read the command line, and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("gpu"))
     parser.add_argument("--seconds", type=float, default=480, help="of all parts together")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--model", help="one more to measure: a directory or a GGUF file")
-    asked = parser.parse_args()
-    end = perf_counter() + asked.seconds
-    try:
-        if asked.device.startswith("cuda") and not torch.cuda.is_available():
-            raise InvalidOption("there is no CUDA device: run it where one is, or --device cpu")
-        asked.out.mkdir(parents=True, exist_ok=True)
-        shapes = SHAPES if asked.device.startswith("cuda") else TRIED
-        models = {name: make(asked.out / name, shape) for name, shape in shapes.items()}
-        if asked.model:
-            models["given"] = resolve(asked.model).path
-        found = run(Place(asked.device, asked.out, models, end), asked.parts)
-    except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"stopped; what was found is in {asked.out / 'gpu.json'}", file=sys.stderr)
-        return 130
-    return int(any(found[name].get("error") for name in asked.parts))
+    return run_script(parser, work, stopped="stopped; what was found is in {out}/gpu.json")
 
 
 if __name__ == "__main__":

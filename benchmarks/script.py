@@ -15,6 +15,8 @@ from paceline.lab.measure.machine import Others, dumps
 from paceline.lab.measure.report import aligned
 
 DATA = Path("docs/results/data")
+GOES_ON = "what is measured is in {out}: the same command goes on"
+"""What Ctrl-C says where a script keeps what it has."""
 BUSY = "Other processes took much of the machine meanwhile: times are not those of a quiet one."
 
 
@@ -24,8 +26,9 @@ class Findings:
 
     Attributes:
         data: what `--json` prints; None stands for the rows, by column.
-        shown: what is printed in place of table and note.
-        timed: whether it has times, so that a busy machine is to be told.
+        shown: what is printed in place of table and note; "" where it is printed already.
+        timed: whether it has times, of this process and its children, so that it is told if
+            others were at work.
         code: the exit code.
     """
 
@@ -88,7 +91,8 @@ def run_script(
         if found.timed and others.busy:
             print(BUSY, file=sys.stderr)
             note = " ".join(filter(None, [note, BUSY]))
-        print(found.json() if given.json else found.text())
+        if told := found.json() if given.json else found.text():
+            print(told)
         if given.record is not None and found.rows:
             results.record(
                 DATA / f"{given.record}.json",

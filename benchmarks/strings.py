@@ -20,7 +20,8 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.errors import PacelineError
+from benchmarks.script import run_script
+
 from paceline.lab.audit import named as peers
 from paceline.models.source import resolve
 
@@ -58,22 +59,10 @@ def strings(count: int, seed: int) -> list[str]:
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, and print each kind of difference with up to five examples."""
-    parser = argparse.ArgumentParser(prog="strings", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", required=True, help="a GGUF file, or its short name")
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--normalise", choices=("NFC",), help="as the tokenizer does")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    try:
-        source = resolve(given.model)
-        tokenizer = source.tokenizer()
-        python = peers.command("llama-cpp-python")[0]
-    except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def compare(given: argparse.Namespace) -> None:
+    """Print each kind of difference with up to five examples."""
+    source = resolve(given.model)
+    tokenizer, python = source.tokenizer(), peers.command("llama-cpp-python")[0]
     texts = strings(given.count, given.seed)
     if given.normalise:
         texts = [unicodedata.normalize(given.normalise, text) for text in texts]
@@ -93,7 +82,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         "examples": differing[:5],
     }
     print(json.dumps(found) if given.json else json.dumps(found, indent=1, ensure_ascii=False))
-    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare, and print."""
+    parser = argparse.ArgumentParser(prog="strings", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", required=True, help="a GGUF file, or its short name")
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--normalise", choices=("NFC",), help="as the tokenizer does")
+    parser.add_argument("--json", action="store_true", help="print results as JSON")
+    return run_script(parser, compare, argv)
 
 
 if __name__ == "__main__":

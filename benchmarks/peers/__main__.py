@@ -27,6 +27,7 @@ from benchmarks.peers.engines import (
     start,
 )
 from benchmarks.peers.timing import Race, Samples
+from benchmarks.script import Findings, add_output, run_script
 
 from paceline.errors import InvalidOption, PacelineError
 from paceline.lab.audit.named import encode
@@ -156,6 +157,16 @@ def _count(text: str) -> int:
     return value
 
 
+def findings(arguments: argparse.Namespace) -> Findings:
+    """Measure, and write --out."""
+    results = measure(arguments)
+    if arguments.out is not None:
+        text = dumps(results, indent=1) + "\n"
+        (arguments.out / "results.json").write_text(text, encoding="utf-8")
+        (arguments.out / "results.md").write_text(report.markdown(results), encoding="utf-8")
+    return report.findings(results)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write --out."""
     parser = argparse.ArgumentParser(prog="benchmarks.peers", description=__doc__.splitlines()[0])
@@ -171,22 +182,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=_count, default=1, help="prompts answered together")
     parser.add_argument("--threads", type=_count, default=2, help="of every engine")
     parser.add_argument("--out", type=Path, help="folder for results; the same one goes on")
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    arguments = parser.parse_args(argv)
-    try:
-        results = measure(arguments)
-        text = dumps(results, indent=1)
-        if arguments.out is not None:
-            (arguments.out / "results.json").write_text(text + "\n", encoding="utf-8")
-            (arguments.out / "results.md").write_text(report.markdown(results), encoding="utf-8")
-        if arguments.record is not None and results["rows"]:
-            report.record(results, arguments.record)
-    except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(text if arguments.json else report.plain(results))
-    return 0 if results["rows"] else 1
+    add_output(parser)
+    return run_script(parser, findings, argv)
 
 
 if __name__ == "__main__":

@@ -26,11 +26,11 @@ from benchmarks.peers.batches import Ids
 from benchmarks.peers.engines import ENGINES, configurations, start
 from benchmarks.peers.report import with_range
 from benchmarks.peers.timing import Configuration, Race, Samples, Turn
+from benchmarks.script import Findings, add_output, run_script
 
 from paceline.errors import InvalidOption, PacelineError
 from paceline.lab.audit.engine import Timing
 from paceline.lab.audit.remote import JsonlEngine
-from paceline.lab.measure import results
 from paceline.lab.measure.machine import dumps, machine
 from paceline.lab.measure.prompts import BUILT_IN
 from paceline.lab.measure.report import aligned
@@ -223,6 +223,28 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def findings(given: argparse.Namespace) -> Findings:
+    """Measure, write --out, and put it as a table."""
+    source = resolve(given.model)
+    found = measure(given, source)
+    if given.out is not None:
+        (given.out / "contexts.json").write_text(dumps(found, indent=1) + "\n", encoding="utf-8")
+    table_rows = cells(found)
+    shown = [["-" if cell is None else str(cell) for cell in row] for row in table_rows]
+    missing = (f"not run: {name}: {why}" for name, why in found["not_run"].items())
+    return Findings(
+        title=f"{source.name} by context",
+        topic="peers",
+        command=f"python -m benchmarks.peers.contexts --model {source.path.name} "
+        f"--contexts {given.contexts} --rounds {given.rounds}",
+        columns=COLUMNS,
+        rows=table_rows,
+        note=_note(found),
+        data=found,
+        shown="\n".join([aligned([list(COLUMNS), *shown]), *missing]),
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write --out and --record."""
     parser = argparse.ArgumentParser(prog="contexts", description=(__doc__ or "").splitlines()[0])
@@ -236,37 +258,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--starts", type=int, default=2, help="of each engine; 0 leaves them out")
     parser.add_argument("--threads", type=int, default=2, help="of every engine")
     parser.add_argument("--out", type=Path, help="folder for results; the same one goes on")
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    try:
-        source = resolve(given.model)
-        found = measure(given, source)
-        table_rows = cells(found)
-        if given.out is not None:
-            text = dumps(found, indent=1) + "\n"
-            (given.out / "contexts.json").write_text(text, encoding="utf-8")
-        if given.record is not None and table_rows:
-            results.record(
-                Path("docs/results/data") / f"{given.record}.json",
-                f"{source.name} by context",
-                "peers",
-                f"python -m benchmarks.peers.contexts --model {source.path.name} "
-                f"--contexts {given.contexts} --rounds {given.rounds}",
-                COLUMNS,
-                table_rows,
-                note=_note(found),
-            )
-    except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if given.json:
-        print(dumps(found, indent=1))
-    else:
-        shown = [["-" if cell is None else str(cell) for cell in row] for row in table_rows]
-        print(aligned([list(COLUMNS), *shown]))
-        print("\n".join(f"not run: {name}: {why}" for name, why in found["not_run"].items()))
-    return 0 if found["rows"] else 1
+    add_output(parser)
+    return run_script(parser, findings, argv)
 
 
 def _note(found: Mapping[str, Any]) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.table import Row
+from benchmarks.script import Findings
 
-from paceline.lab.measure import results as records
 from paceline.lab.measure.report import aligned
 
 _TITLES = (
@@ -73,8 +72,8 @@ def markdown(results: Mapping[str, Any]) -> str:
     )
 
 
-def record(results: Mapping[str, Any], name: str) -> None:
-    """Write docs/results/data/NAME.json."""
+def findings(results: Mapping[str, Any]) -> Findings:
+    """Put results as a table."""
     settings, about = results["settings"], results["about"]
     rows = sorted(results["rows"], key=lambda row: -row["tokens_per_second"])
     drafting = "".join(
@@ -83,16 +82,16 @@ def record(results: Mapping[str, Any], name: str) -> None:
         if "drafting" in said
     )
     left_out = "".join(f" Not run: {each} ({why})." for each, why in results["not_run"].items())
-    records.record(
-        Path("docs/results/data") / f"{name}.json",
-        f"{settings['model']} beside other engines"
+    best = rows[0]["best"] if rows else None
+    return Findings(
+        title=f"{settings['model']} beside other engines"
         + (f", {settings['batch']} prompts together" if settings["batch"] > 1 else ""),
-        "peers",
-        f"python -m benchmarks.peers --model FILE --prompts FILE --limit {settings['prompts']} "
-        f"--rounds {results['rounds']} --max-new-tokens {settings['max_new_tokens']} "
-        f"--only {' '.join(settings['engines'])}",
-        ("engine", "mode", "weights", "tokens/s", "10 to 90%", "to best", "identical"),
-        [
+        topic="peers",
+        command="python -m benchmarks.peers --model FILE --prompts FILE --limit "
+        f"{settings['prompts']} --rounds {results['rounds']} --max-new-tokens "
+        f"{settings['max_new_tokens']} --only {' '.join(settings['engines'])}",
+        columns=("engine", "mode", "weights", "tokens/s", "10 to 90%", "to best", "identical"),
+        rows=[
             [
                 row["engine"],
                 row["mode"],
@@ -105,7 +104,9 @@ def record(results: Mapping[str, Any], name: str) -> None:
             for row in rows
         ],
         note=f"Greedy, {settings['threads']} threads, by turns. Ratios are medians of ratios in a "
-        f"turn to {rows[0]['best']}, the best peer, with their 10 to 90%.{drafting}{left_out}",
+        f"turn to {best}, the best peer, with their 10 to 90%.{drafting}{left_out}",
+        data=results,
+        shown=plain(results),
     )
 
 

@@ -26,6 +26,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.peers.engines import ENGINES, start
+from benchmarks.script import run_script
 
 import paceline
 from paceline.core.cache import cache_dir
@@ -203,6 +204,22 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def tell(given: argparse.Namespace) -> int:
+    """Measure, print, and write --out; 1 if no engine starts."""
+    source = resolve(given.model)
+    rows = measure(given.only or STARTED, source, given.threads, given.rounds)
+    results = {
+        "settings": {"model": source.name, "threads": given.threads, "rounds": given.rounds},
+        "machine": machine(),
+        "rows": rows,
+    }
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
+        (given.out / "startup.json").write_text(dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(dumps(results, indent=1) if given.json else table(rows))
+    return int(not any("warm_seconds" in row for row in rows))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write --out."""
     parser = argparse.ArgumentParser(prog="startup", description=(__doc__ or "").splitlines()[0])
@@ -214,23 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2, help="of every engine")
     parser.add_argument("--out", type=Path, help="folder for startup.json")
     parser.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    try:
-        source = resolve(given.model)
-    except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    rows = measure(given.only or STARTED, source, given.threads, given.rounds)
-    results = {
-        "settings": {"model": source.name, "threads": given.threads, "rounds": given.rounds},
-        "machine": machine(),
-        "rows": rows,
-    }
-    if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / "startup.json").write_text(dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(dumps(results, indent=1) if given.json else table(rows))
-    return 0 if any("warm_seconds" in row for row in rows) else 1
+    return run_script(parser, tell, argv)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-from benchmarks.serving.speed import start
-
-from paceline.errors import PacelineError
-from paceline.lab.measure import results
+from benchmarks.script import Findings, add_output, run_script
+from benchmarks.serving.speed import serving
 
 Json = dict[str, Any]
 HOST = "127.0.0.1"
@@ -367,18 +365,14 @@ async def send_bodies(server: Server, count: int, draw: random.Random) -> Part:
     return Part("mutated bodies", count, seen, not bad and alive)
 
 
-def run_parts(
-    works: Iterable[Part],
-    given: argparse.Namespace,
-    title: str,
-    command: str,
-    columns: tuple[str, str],
-) -> int:
-    """Run parts one by one, print and record them; return the exit code.
+def of_parts(
+    works: Iterable[Part], prints: bool, title: str, command: str, columns: tuple[str, str]
+) -> Findings:
+    """Run parts one by one, and put them as a table; Ctrl-C keeps those that are done.
 
     Args:
         works: each runs a part when it is asked for the next.
-        given: options; of them `json` and `record` are read.
+        prints: whether each is printed as it ends.
         title, command: of the record.
         columns: headings of what a part is and of how much it asked.
     """
@@ -386,26 +380,42 @@ def run_parts(
     try:
         for part in works:
             parts.append(part)
-            if not given.json:
+            if prints:
                 name, asked, seen, good = part
                 print(f"{'good' if good else 'BAD'}  {name}, {asked:,}: {seen}", flush=True)
-    except (PacelineError, httpx.TransportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-    if given.record and parts:
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            title,
-            "batching",
-            command,
-            (*columns, "seen", "as it must be"),
-            [[part.name, part.asked, part.seen, "yes" if part.good else "NO"] for part in parts],
+    return Findings(
+        title=title,
+        topic="batching",
+        command=command,
+        columns=(*columns, "seen", "as it must be"),
+        rows=[[part.name, part.asked, part.seen, "yes" if part.good else "NO"] for part in parts],
+        data=[part._asdict() for part in parts],
+        shown="",
+        code=int(not all(part.good for part in parts)),
+    )
+
+
+def findings(given: argparse.Namespace) -> Findings:
+    """Run the parts against a server."""
+    draw = random.Random(given.seed)
+    with serving(given.model, given.port, ["--body-timeout", "20"]) as process:
+        server = Server(given.port, process.pid)
+        works: list[Callable[[], Coroutine[Any, Any, Part]]] = [
+            lambda: hang_up(server, given.closed, draw),
+            lambda: read_slowly(server, given.seconds),
+            lambda: write_slowly(server, given.seconds),
+            lambda: send_bodies(server, given.bodies, draw),
+        ]
+        return of_parts(
+            (asyncio.run(work()) for work in works),
+            not given.json,
+            "Clients that behave badly",
+            f"python -m benchmarks.serving.abuse --seconds {given.seconds:.0f} "
+            f"--bodies {given.bodies} --closed {given.closed}",
+            ("clients", "requests"),
         )
-    if given.json:
-        print(json.dumps([part._asdict() for part in parts]))
-    return 0 if parts and all(part.good for part in parts) else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -417,30 +427,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--bodies", type=int, default=20_000)
     parser.add_argument("--closed", type=int, default=1000, help="requests that are hung up")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(argv)
-    process = start(given.model, given.port, ["--body-timeout", "20"])
-    server = Server(given.port, process.pid)
-    draw = random.Random(given.seed)
-    works: list[Callable[[], Coroutine[Any, Any, Part]]] = [
-        lambda: hang_up(server, given.closed, draw),
-        lambda: read_slowly(server, given.seconds),
-        lambda: write_slowly(server, given.seconds),
-        lambda: send_bodies(server, given.bodies, draw),
-    ]
-    try:
-        return run_parts(
-            (asyncio.run(work()) for work in works),
-            given,
-            "Clients that behave badly",
-            f"python -m benchmarks.serving.abuse --seconds {given.seconds:.0f} "
-            f"--bodies {given.bodies} --closed {given.closed}",
-            ("clients", "requests"),
-        )
-    finally:
-        process.terminate()
-        process.wait()
+    add_output(parser)
+    return run_script(parser, findings, argv, faults=(httpx.TransportError,))
 
 
 if __name__ == "__main__":

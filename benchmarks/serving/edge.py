@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from benchmarks.serving.speed import start
+from benchmarks.script import run_script
+from benchmarks.serving.speed import serving
 
 import paceline
-from paceline.errors import PacelineError
 from paceline.lab.measure import results
 from paceline.lab.measure.machine import dumps, machine
 from paceline.lab.measure.prompts import BUILT_IN, spread
@@ -79,24 +79,13 @@ def record(given: argparse.Namespace, rows: Sequence[Json]) -> None:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, and print a row per number of devices and latency."""
-    parser = argparse.ArgumentParser(prog="edge", description="Devices that draft for a server.")
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--draft-model", required=True)
-    parser.add_argument("--clients", default="1,4", help="numbers of devices, by commas")
-    parser.add_argument("--latencies", default="0,0.02,0.1", help="seconds one way, by commas")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--threads", type=int, default=1, help="of the server, and of a device")
-    parser.add_argument("--port", type=int, default=8391)
-    parser.add_argument("--record", type=Path, help="folder of results: adds the table there")
-    given = parser.parse_args(argv)
+def measure(given: argparse.Namespace) -> None:
+    """Print a row per number of devices and latency."""
     url = f"http://127.0.0.1:{given.port}"
     sizes = [int(each) for each in given.clients.split(",")]
     rows = []
-    server = start(given.model, given.port, ["--drafter", "none", "--threads", str(given.threads)])
-    try:
+    flags = ["--drafter", "none", "--threads", str(given.threads)]
+    with serving(given.model, given.port, flags):
         engines = [
             paceline.load(given.draft_model, drafter="none", threads=given.threads, max_batch=1)
             for _ in range(max(sizes))
@@ -141,16 +130,24 @@ def main(argv: Sequence[str] | None = None) -> int:
                         "identical": sum(a == b for a, b in zip(found, texts, strict=True)) / size,
                     }
                 )
-    except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    finally:
-        server.terminate()
-        server.wait()
     print(dumps({"machine": machine(), "rows": rows}, indent=1))
     if given.record:
         record(given, rows)
-    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print JSON, and write --record."""
+    parser = argparse.ArgumentParser(prog="edge", description="Devices that draft for a server.")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--draft-model", required=True)
+    parser.add_argument("--clients", default="1,4", help="numbers of devices, by commas")
+    parser.add_argument("--latencies", default="0,0.02,0.1", help="seconds one way, by commas")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--threads", type=int, default=1, help="of the server, and of a device")
+    parser.add_argument("--port", type=int, default=8391)
+    parser.add_argument("--record", type=Path, help="folder of results: adds the table there")
+    return run_script(parser, measure, argv, faults=(httpx.TransportError,))
 
 
 if __name__ == "__main__":

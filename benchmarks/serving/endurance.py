@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from benchmarks.serving.abuse import ASK, CHAT, HOST, TEXT, Part, Server, head, run_parts
+from benchmarks.script import Findings, add_output, run_script
+from benchmarks.serving.abuse import ASK, CHAT, HOST, TEXT, Part, Server, head, of_parts
 from benchmarks.serving.soak import Sample, Soak, sample
-
-from paceline.errors import EngineFailed
+from benchmarks.serving.speed import ready
 
 ROOT = Path(__file__).parents[2]
 MOST_KIB = 0.2
@@ -55,17 +55,6 @@ def started(command: Sequence[str], cache: Path | None = None) -> Iterator[subpr
     finally:
         process.kill()
         process.wait()
-
-
-def ready(process: subprocess.Popen[bytes], port: int) -> float:
-    """Wait until a server answers; return the seconds."""
-    begin = time.monotonic()
-    while process.poll() is None:
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"http://{HOST}:{port}/health", timeout=30).status_code == 200:
-                return time.monotonic() - begin
-        time.sleep(0.02)
-    raise EngineFailed(f"the server ended with {process.returncode}")
 
 
 def tables(port: int, step: float, waiting: int = 64) -> list[str]:
@@ -254,19 +243,8 @@ def _pieces(port: int, body: dict[str, Any]) -> Iterator[str]:
                     yield choice["delta"].get("content") or ""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the parts, print, and write --record."""
-    about = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="endurance", description=about)
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--port", type=int, default=8099)
-    parser.add_argument("--at-once", type=int, default=1000)
-    parser.add_argument("--answers", type=int, default=100_000, help="of one token")
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(argv)
+def findings(given: argparse.Namespace) -> Findings:
+    """Run the parts that are asked for."""
     port = given.port
 
     def flood() -> Part:
@@ -284,13 +262,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         (given.answers, many),
         (given.kills, lambda: killed(given.model, port, given.kills, random.Random(given.seed))),
     ]
-    return run_parts(
+    return of_parts(
         (work() for count, work in works if count),
-        given,
+        not given.json,
         "A server that is asked for too much, very often, and killed",
         f"python -m benchmarks.serving.endurance --answers {given.answers} --kills {given.kills}",
         ("requests", "number"),
     )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the parts, print, and write --record."""
+    about = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="endurance", description=about)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--port", type=int, default=8099)
+    parser.add_argument("--at-once", type=int, default=1000)
+    parser.add_argument("--answers", type=int, default=100_000, help="of one token")
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    add_output(parser)
+    return run_script(parser, findings, argv, faults=(httpx.TransportError,))
 
 
 if __name__ == "__main__":

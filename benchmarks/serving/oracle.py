@@ -26,7 +26,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import httpx
-from benchmarks.serving.speed import start
+from benchmarks.serving.speed import serving
 
 import paceline
 from paceline.errors import EngineFailed, PacelineError
@@ -415,14 +415,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         cases = [alone.case(draw) for _ in range(given.cases)]
         del alone
         for drafter in drafters:
-            server = start(given.model, given.port, [*flags, "--drafter", drafter])
-            tally = tallies[drafter] = Tally()
             url, share = f"http://127.0.0.1:{given.port}", given.seconds / len(drafters)
-            try:
+            with serving(given.model, given.port, [*flags, "--drafter", drafter]):
+                tally = tallies[drafter] = Tally()
                 asyncio.run(load(url, cases, share, given.batches, draw, drafter, tally))
-            finally:
-                server.terminate()
-                server.wait()
     except (PacelineError, httpx.TransportError) as error:
         print(f"error: {error}", file=sys.stderr)
         status = 2

@@ -16,10 +16,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks.serving.speed import start, turn
+import httpx
+from benchmarks.script import run_script
+from benchmarks.serving.speed import serving, turn
 
 import paceline
-from paceline.errors import PacelineError
 from paceline.lab.measure.machine import dumps, machine
 from paceline.lab.measure.prompts import BUILT_IN, spread
 
@@ -38,16 +39,8 @@ def engine_turn(engine: paceline.Engine, prompts: Sequence[str], tokens: int) ->
     return done / (time.perf_counter() - begin)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, and print a row per number of clients."""
-    parser = argparse.ArgumentParser(prog="overhead", description="The server beside its engine.")
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--clients", default="1,8,16,64", help="by commas")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--prompts", type=int, default=64, help="of a turn")
-    parser.add_argument("--port", type=int, default=8392)
-    given = parser.parse_args(argv)
+def measure(given: argparse.Namespace) -> None:
+    """Print a row per number of clients."""
     prompts = [each.turns[0] for each in spread(BUILT_IN, None)]
     prompts = [f"{number}. {prompts[number % len(prompts)]}" for number in range(given.prompts)]
     body = {
@@ -62,12 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ratios: dict[int, list[float]] = {size: [] for size in sizes}
     speeds: dict[int, list[float]] = {size: [] for size in sizes}
     own: list[float] = []
-    try:
-        server = start(given.model, given.port, ["--drafter", "none", "--max-waiting", "128"])
-    except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    try:
+    flags = ["--drafter", "none", "--max-waiting", "128"]
+    with serving(given.model, given.port, flags):
         engine = paceline.load(given.model, drafter="none", max_batch=BATCH, max_waiting=1000)
         engine_turn(engine, prompts[:BATCH], 8)
         for number in range(given.rounds):
@@ -82,9 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 speeds[size].append(speed)
                 ratios[size].append(speed / mine_speed)
                 print(f"{number} {size} {speed:.0f} {mine_speed:.0f}", file=sys.stderr, flush=True)
-    finally:
-        server.terminate()
-        server.wait()
     rows = [
         {
             "clients": size,
@@ -96,7 +82,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         for size in sizes
     ]
     print(dumps({"machine": machine(), "engine": statistics.median(own), "rows": rows}, indent=1))
-    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, and print JSON."""
+    parser = argparse.ArgumentParser(prog="overhead", description="The server beside its engine.")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--clients", default="1,8,16,64", help="by commas")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=64, help="of a turn")
+    parser.add_argument("--port", type=int, default=8392)
+    return run_script(parser, measure, argv, faults=(httpx.TransportError,))
 
 
 if __name__ == "__main__":

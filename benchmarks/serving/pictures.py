@@ -20,15 +20,15 @@ import sys
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
-from benchmarks.serving.speed import start
+from benchmarks.script import Findings, add_output, run_script
+from benchmarks.serving.speed import serving
 
 import paceline
-from paceline.errors import EngineFailed, PacelineError
+from paceline.errors import EngineFailed
 from paceline.lab.measure import results
 from paceline.lab.measure.machine import dumps
 from paceline.models.pictures import Picture
@@ -176,6 +176,35 @@ async def visit(
         return await clients(http, talks, count, answers, draw)
 
 
+def findings(given: argparse.Namespace) -> Findings:
+    """Compare a server with the library, and put it as a table."""
+    draw = random.Random(given.seed)
+    engine = paceline.load(given.model, drafter="none", threads=given.threads)
+    files = [png(seed) for seed in range(PICTURES)]
+    talks = [talk(engine, files, draw) for _ in range(given.talks)]
+    flags = ["--drafter", given.drafter, "--threads", str(given.threads)]
+    with serving(given.model, given.port, flags):
+        url = f"http://127.0.0.1:{given.port}"
+        found = asyncio.run(visit(url, talks, given.clients, given.answers, draw))
+    columns = ["answers", "streamed", "about pictures", "differences", "second turns", "not cached"]
+    row: list[results.Cell] = [found.answers, found.streamed, found.with_pictures]
+    row += [len(found.differences), found.second_turns, found.not_cached]
+    return Findings(
+        title="Conversations about pictures: a server that drafts beside the library alone",
+        topic="batching",
+        command=f"python -m benchmarks.serving.pictures --model FOLDER --answers {given.answers}",
+        columns=columns,
+        rows=[row],
+        note=f"{given.clients} clients, {given.talks} conversations of two turns with 0 to {MOST} "
+        f"pictures, a small SmolVLM of random numbers, drafter {given.drafter}. *Second turns* are "
+        "those about pictures; *not cached*, those that found a row of a picture missing.",
+        figures={"differences": row[3], "second turns not cached": row[5]},
+        data=vars(found),
+        shown="\n".join(f"{name}: {each}" for name, each in zip(columns, row, strict=True)),
+        code=int(bool(found.differences or found.not_cached)),
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, and write --record."""
     parser = argparse.ArgumentParser(prog="pictures", description=(__doc__ or "").splitlines()[0])
@@ -187,49 +216,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--port", type=int, default=8094)
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    draw = random.Random(given.seed)
-    try:
-        engine = paceline.load(given.model, drafter="none", threads=given.threads)
-        files = [png(seed) for seed in range(PICTURES)]
-        talks = [talk(engine, files, draw) for _ in range(given.talks)]
-        flags = ["--drafter", given.drafter, "--threads", str(given.threads)]
-        server = start(given.model, given.port, flags)
-        try:
-            url = f"http://127.0.0.1:{given.port}"
-            found = asyncio.run(visit(url, talks, given.clients, given.answers, draw))
-        finally:
-            server.terminate()
-            server.wait()
-    except (PacelineError, httpx.TransportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    columns = ["answers", "streamed", "about pictures", "differences", "second turns", "not cached"]
-    row: list[results.Cell] = [found.answers, found.streamed, found.with_pictures]
-    row += [len(found.differences), found.second_turns, found.not_cached]
-    if given.json:
-        print(dumps(vars(found), indent=1))
-    else:
-        print("\n".join(f"{name}: {each}" for name, each in zip(columns, row, strict=True)))
-    if given.record is not None:
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            "Conversations about pictures: a server that drafts beside the library alone",
-            "batching",
-            f"python -m benchmarks.serving.pictures --model FOLDER --answers {given.answers}",
-            columns,
-            [row],
-            note=(
-                f"{given.clients} clients, {given.talks} conversations of two turns with 0 to "
-                f"{MOST} pictures, a small SmolVLM of random numbers, drafter {given.drafter}. "
-                "*Second turns* are those about pictures; *not cached*, those that found a row of "
-                "a picture missing."
-            ),
-            figures={"differences": row[3], "second turns not cached": row[5]},
-        )
-    return int(bool(found.differences or found.not_cached))
+    add_output(parser)
+    return run_script(parser, findings, argv, faults=(httpx.TransportError,))
 
 
 if __name__ == "__main__":

@@ -27,10 +27,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+from benchmarks.script import Findings, add_output, run_script
 from benchmarks.serving import generated_schemas
 from benchmarks.serving.schema_walks import Walks
 
@@ -265,13 +267,15 @@ def free(said: Sequence[Said]) -> list[Case]:
     return out
 
 
-def walk(count: int, seed: int, zod: Path | None, record: str | None) -> int:
-    """Judge grammars of so many generated schemas; return how many are wrong."""
+def walked(given: argparse.Namespace) -> Findings:
+    """Judge grammars of so many generated schemas; prints what is found as it comes."""
+    count, seed, zod = given.walk, given.seed, given.zod
     kinds = dict.fromkeys(generated_schemas.KINDS, "") | ({"zod": ""} if zod else {})
+    say = partial(print, file=sys.stderr if given.json else sys.stdout, flush=True)
     walks, rows, named = Walks(), list[list[results.Cell]](), Counter[str]()
     for kind in kinds:
         share, counts, judged = count // len(kinds), Counter[str](), [0, 0]
-        if kind == "zod" and zod is not None:
+        if kind == "zod":
             drawn = generated_schemas.zod(share, seed, zod)
         else:
             drawn = generated_schemas.drawn(kind, share, seed)
@@ -282,46 +286,32 @@ def walk(count: int, seed: int, zod: Path | None, record: str | None) -> int:
             if found.state == "named":
                 named[found.why.split(":")[0][:60] if ": " in found.why else "keywords"] += 1
             if found.state == "wrong":
-                print(f"{kind} {number}: {found.why}\n  {json.dumps(schema)}", flush=True)
+                say(f"{kind} {number}: {found.why}\n  {json.dumps(schema)}")
         states = [counts[each] for each in ("held", "named", "empty", "wrong")]
         rows.append([kind, share, *states, *judged])
-        print(*rows[-1], flush=True)
+        say(*rows[-1])
     rows.append(["all", *(sum(int(row[i] or 0) for row in rows) for i in range(1, 8))])
-    print(*rows[-1], dict(named.most_common(20)), flush=True)
-    if record:
-        results.record(
-            Path("docs/results/data") / f"{record}.json",
-            "Schemas of generators",
-            "batching",
-            f"python -m benchmarks.serving.schemas --walk {count} --seed {seed}"
-            + (" --zod FOLDER" if zod else ""),
-            ("generator", "schemas", "held", "named", "empty", "wrong", "texts", "values"),
-            rows,
-            note="Texts are random walks through a grammar, all valid by jsonschema; values are "
-            "random ones that it takes, all allowed. Of named ones the keyword or what is wrong is "
-            "told; of empty ones nothing is valid, and they are refused.",
-            figures={"wrong": rows[-1][5]},
-        )
-    return int(rows[-1][5] or 0)
+    say(*rows[-1], dict(named.most_common(20)))
+    return Findings(
+        title="Schemas of generators",
+        topic="batching",
+        command=f"python -m benchmarks.serving.schemas --walk {count} --seed {seed}"
+        + (" --zod FOLDER" if zod else ""),
+        columns=("generator", "schemas", "held", "named", "empty", "wrong", "texts", "values"),
+        rows=rows,
+        note="Texts are random walks through a grammar, all valid by jsonschema; values are "
+        "random ones that it takes, all allowed. Of named ones the keyword or what is wrong is "
+        "told; of empty ones nothing is valid, and they are refused.",
+        figures={"wrong": rows[-1][5]},
+        shown="",
+        code=int(bool(rows[-1][5])),
+    )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Ask, print, and write --record."""
-    parser = argparse.ArgumentParser(prog="schemas", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--count", type=int, default=240)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=400)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--tools", type=Path, metavar="FOLDER", help="BFCL's data")
-    parser.add_argument("--walk", type=int, metavar="COUNT", help="judge grammars, of no server")
-    parser.add_argument("--zod", type=Path, metavar="FOLDER", help="where zod is installed")
-    parser.add_argument("--no-plain", action="store_true", help="do not ask without schemas")
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(argv)
+def findings(given: argparse.Namespace) -> Findings:
+    """Ask a server, and put it as a table."""
     if given.walk:
-        return int(walk(given.walk, given.seed, given.zod, given.record) > 0)
+        return walked(given)
     made = tools(given.tools, given.count, given.tokens) if given.tools else None
     cases = list(made or drawn(given.count, given.seed, given.tokens))
     said, seconds = turn(given.url, cases, given.clients, checked=True)
@@ -339,33 +329,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     speeds.append(sum(each.tokens for each in plain) / plain_seconds)
     compared = f" {speeds[0]:.0f} tokens/s held to the schemas, {speeds[1]:.0f} for the same chats "
     compared += "and lengths without."
-    refused = Counter(each.state for each in said if each.state.startswith("refused"))
-    if given.record:
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            "Calls of tools by BFCL's schemas" if given.tools else "Answers by JSON schemas",
-            "batching",
-            f"python -m benchmarks.serving.schemas --count {given.count} --seed {given.seed} "
-            f"--tokens {given.tokens} --clients {given.clients}"
-            + (" --tools FOLDER" if given.tools else "")
-            + (" --no-plain" if given.no_plain else ""),
-            ("kind", "asked", "ended", "valid", "cut at the limit", "refused"),
-            rows,
-            note="Temperature 1, SmolLM2-135M." + (compared if plain else ""),
-            figures={"ended and valid": f"{rows[-1][3]} of {rows[-1][2]}"},
-        )
-    if given.json:
-        each_one = [[each.case.kind, each.state, each.tokens, each.text] for each in said]
-        print(json.dumps({"rows": rows, "tokens_per_second": speeds, "answers": each_one}))
-    else:
-        for row in rows:
-            print(f"{row[0]:<14} {row[1]:>4} asked {row[2]:>4} ended {row[3]:>4} valid", *row[4:])
-        print(f"{speeds[0]:.0f} tokens/s with schemas, {speeds[1]:.0f} without")
-    for state, count in refused.items():
-        print(f"{count} {state}", file=sys.stderr)
+    shown = [
+        f"{kind:<14} {asked:>4} asked {ended:>4} ended {valid:>4} valid {cut} {refused}"
+        for kind, asked, ended, valid, cut, refused in rows
+    ]
+    shown.append(f"{speeds[0]:.0f} tokens/s with schemas, {speeds[1]:.0f} without")
+    for state, count in Counter(each.state for each in said).items():
+        if state.startswith("refused"):
+            print(f"{count} {state}", file=sys.stderr)
     for each in wrong:
         print(each.case.kind, each.state, json.dumps(each.case.schemas), each.text, file=sys.stderr)
-    return 1 if wrong else 0
+    each_one = [[each.case.kind, each.state, each.tokens, each.text] for each in said]
+    return Findings(
+        title="Calls of tools by BFCL's schemas" if given.tools else "Answers by JSON schemas",
+        topic="batching",
+        command=f"python -m benchmarks.serving.schemas --count {given.count} --seed {given.seed} "
+        f"--tokens {given.tokens} --clients {given.clients}"
+        + (" --tools FOLDER" if given.tools else "")
+        + (" --no-plain" if given.no_plain else ""),
+        columns=("kind", "asked", "ended", "valid", "cut at the limit", "refused"),
+        rows=rows,
+        note="Temperature 1, SmolLM2-135M." + (compared if plain else ""),
+        figures={"ended and valid": f"{rows[-1][3]} of {rows[-1][2]}"},
+        data={"rows": rows, "tokens_per_second": speeds, "answers": each_one},
+        shown="\n".join(shown),
+        code=int(bool(wrong)),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask, print, and write --record."""
+    parser = argparse.ArgumentParser(prog="schemas", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--count", type=int, default=240)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--tools", type=Path, metavar="FOLDER", help="BFCL's data")
+    parser.add_argument("--walk", type=int, metavar="COUNT", help="judge grammars, of no server")
+    parser.add_argument("--zod", type=Path, metavar="FOLDER", help="where zod is installed")
+    parser.add_argument("--no-plain", action="store_true", help="do not ask without schemas")
+    add_output(parser)
+    return run_script(parser, findings, argv, faults=(httpx.TransportError,))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-from benchmarks.serving.speed import start
+from benchmarks.serving.speed import serving
 
 from paceline.errors import EngineFailed, PacelineError
 from paceline.lab.measure import results
@@ -275,6 +275,7 @@ def soak(
                     code = server.wait(DRAIN_SECONDS)
                 except subprocess.TimeoutExpired:
                     found.wrong.append(f"the server goes on {DRAIN_SECONDS:g} s after SIGTERM")
+                    server.kill()
                     break
                 found.drain_seconds = round(time.perf_counter() - told, 2)
                 if code != 0:
@@ -340,12 +341,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.clients_of:
         asyncio.run(ask_for_ever(given.clients_of, given.clients, given.seed))
     found, status = Soak(), 0
-    server: subprocess.Popen[bytes] | None = None
     try:
         flags = ["--kv-tokens", str(given.kv_tokens), *given.flags]
-        server = start(given.model, given.port, flags)
-        url = f"http://127.0.0.1:{given.port}"
-        soak(found, server, url, given.seconds, given.clients, given.folder)
+        with serving(given.model, given.port, flags) as server:
+            url = f"http://127.0.0.1:{given.port}"
+            soak(found, server, url, given.seconds, given.clients, given.folder)
         if given.record:
             command = f"python -m benchmarks.serving.soak --seconds {given.seconds:g}"
             record(found, given.record, Path(given.model).stem, command)
@@ -355,10 +355,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         status = 130
-    finally:
-        if server is not None:
-            server.kill()
-            server.wait()
     told: Json = vars(found) | {"growth": found.growth() if found.samples else None}
     if given.json:
         print(dumps(told | {"samples": [each._asdict() for each in found.samples]}, indent=1))

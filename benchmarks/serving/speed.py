@@ -14,21 +14,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+from benchmarks.script import Findings, add_output, run_script
 
-from paceline.errors import EngineFailed, InvalidOption, PacelineError
-from paceline.lab.measure import results
-from paceline.lab.measure.machine import dumps
+from paceline.errors import EngineFailed, InvalidOption
 from paceline.lab.measure.prompts import BUILT_IN, read_prompts, spread
 
 PLAIN = "paceline, drafts off"
@@ -82,18 +82,28 @@ async def turn(
     return Turn(server, clients, seconds, sum(n for _, n in found), tuple(f for f, _ in found))
 
 
-def start(model: str, port: int, flags: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start `paceline serve` and wait until it is ready."""
+def ready(process: subprocess.Popen[bytes], port: int, name: str = "the server") -> float:
+    """Wait until a server answers; return the seconds. EngineFailed: it has ended."""
+    begin = time.perf_counter()
+    while process.poll() is None:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"http://127.0.0.1:{port}/health", timeout=30).status_code == 200:
+                return time.perf_counter() - begin
+        time.sleep(0.02)
+    raise EngineFailed(f"{name} ended with {process.returncode}")
+
+
+@contextlib.contextmanager
+def serving(model: str, port: int, flags: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start `paceline serve`, wait until it is ready, and end it at the end."""
     command = [sys.executable, "-m", "paceline", "serve", "--model", model, "--port", str(port)]
     process = subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL)
-    while process.poll() is None:
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
-                return process
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    raise EngineFailed(f"paceline serve --model {model} ended with {process.returncode}")
+    try:
+        ready(process, port, f"paceline serve --model {model}")
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def rows(turns: Sequence[Turn]) -> list[dict[str, Any]]:
@@ -121,6 +131,65 @@ def rows(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     return out
 
 
+def findings(given: argparse.Namespace) -> Findings:
+    """Let the servers take turns, and put it as a table; Ctrl-C keeps the turns that are done."""
+    chosen = spread(read_prompts(given.prompts) if given.prompts else BUILT_IN, None)
+    counts = [int(each) for each in given.clients.split(",")]
+    texts = iter([each.turns[0] for each in chosen])
+    own = {PLAIN: ("--drafter", "none"), AUTO: ()}
+    servers = {name: f"http://127.0.0.1:{given.port + place}" for place, name in enumerate(own)}
+    servers |= dict(each.split("=", 1) for each in given.peer)
+    body = {"max_tokens": given.tokens, "temperature": 0, "stream": True, "ignore_eos": True}
+    body |= {"stream_options": {"include_usage": True}}
+    turns: list[Turn] = []
+    try:
+        with contextlib.ExitStack() as stack:
+            for place, flags in enumerate(own.values()):
+                server = serving(given.model, given.port + place, (*flags, *given.flags))
+                stack.enter_context(server)
+            for place, clients in ((place, n) for place in range(given.rounds) for n in counts):
+                prompts = list(itertools.islice(texts, given.limit))
+                if len(prompts) < given.limit:
+                    raise InvalidOption("there are too few prompts for these turns: give more")
+                shift = place % len(servers)
+                for name in (*list(servers)[shift:], *list(servers)[:shift]):
+                    turns.append(asyncio.run(turn(name, servers[name], clients, prompts, body)))
+                    speed = turns[-1].tokens / turns[-1].seconds
+                    print(f"{clients} clients, {name}: {speed:.1f} tokens/s", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+    found = rows(turns)
+    return Findings(
+        title=f"{Path(given.model).stem} over HTTP",
+        topic="batching",
+        command=f"python -m benchmarks.serving.speed --model FILE --clients {given.clients} "
+        f"--rounds {given.rounds} --limit {given.limit} --tokens {given.tokens}",
+        columns=(
+            *("server", "clients", "tokens/s", "to drafts off", "range"),
+            *("first token, s", "90%"),
+        ),
+        rows=[
+            [
+                row["server"],
+                row["clients"],
+                round(row["tokens_per_second"], 1),
+                round(row["to_plain"], 2),
+                "{:.2f} to {:.2f}".format(*row["to_plain_range"]),
+                round(row["first_seconds"], 3),
+                round(row["first_seconds_90"], 3),
+            ]
+            for row in found
+        ],
+        note="Streamed chats by turns, greedy, past end tokens; the same prompts for all.",
+        data={"rows": found, "turns": [each._asdict() for each in turns]},
+        shown="\n".join(
+            f"{row['clients']:>3} clients  {row['server']:<22} {row['tokens_per_second']:7.1f} "
+            f"tokens/s  {row['to_plain']:.2f} of drafts off  first {row['first_seconds']:.2f} s"
+            for row in found
+        ),
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write --record."""
     parser = argparse.ArgumentParser(prog="speed", description=(__doc__ or "").splitlines()[0])
@@ -132,74 +201,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--port", type=int, default=8097)
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
+    add_output(parser)
     parser.add_argument("flags", nargs="*", help="of paceline serve, behind --")
-    given = parser.parse_args(argv)
-    chosen = spread(read_prompts(given.prompts) if given.prompts else BUILT_IN, None)
-    counts = [int(each) for each in given.clients.split(",")]
-    texts = iter([each.turns[0] for each in chosen])
-    own = {PLAIN: ("--drafter", "none"), AUTO: ()}
-    servers = {name: f"http://127.0.0.1:{given.port + place}" for place, name in enumerate(own)}
-    servers |= dict(each.split("=", 1) for each in given.peer)
-    body = {"max_tokens": given.tokens, "temperature": 0, "stream": True, "ignore_eos": True}
-    body |= {"stream_options": {"include_usage": True}}
-    turns: list[Turn] = []
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for place, flags in enumerate(own.values()):
-            extra = (*flags, *given.flags)
-            processes.append(start(given.model, given.port + place, extra))
-        for place, clients in ((place, n) for place in range(given.rounds) for n in counts):
-            prompts = list(itertools.islice(texts, given.limit))
-            if len(prompts) < given.limit:
-                raise InvalidOption("there are too few prompts for these turns: give more")
-            shift = place % len(servers)
-            for name in (*list(servers)[shift:], *list(servers)[:shift]):
-                turns.append(asyncio.run(turn(name, servers[name], clients, prompts, body)))
-                speed = turns[-1].tokens / turns[-1].seconds
-                print(f"{clients} clients, {name}: {speed:.1f} tokens/s", file=sys.stderr)
-    except (PacelineError, httpx.TransportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-    finally:
-        for process in processes:
-            process.terminate()
-            process.wait()
-    found = rows(turns)
-    if given.record and found:
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            f"{Path(given.model).stem} over HTTP",
-            "batching",
-            f"python -m benchmarks.serving.speed --model FILE --clients {given.clients} "
-            f"--rounds {given.rounds} --limit {given.limit} --tokens {given.tokens}",
-            ("server", "clients", "tokens/s", "to drafts off", "range", "first token, s", "90%"),
-            [
-                [
-                    row["server"],
-                    row["clients"],
-                    round(row["tokens_per_second"], 1),
-                    round(row["to_plain"], 2),
-                    "{:.2f} to {:.2f}".format(*row["to_plain_range"]),
-                    round(row["first_seconds"], 3),
-                    round(row["first_seconds_90"], 3),
-                ]
-                for row in found
-            ],
-            note="Streamed chats by turns, greedy, past end tokens; the same prompts for all.",
-        )
-    if given.json:
-        print(dumps({"rows": found, "turns": [each._asdict() for each in turns]}, indent=1))
-    else:
-        for row in found:
-            print(
-                f"{row['clients']:>3} clients  {row['server']:<22} {row['tokens_per_second']:7.1f} "
-                f"tokens/s  {row['to_plain']:.2f} of drafts off  first {row['first_seconds']:.2f} s"
-            )
-    return 0 if found else 1
+    return run_script(parser, findings, argv, faults=(httpx.TransportError,))
 
 
 if __name__ == "__main__":

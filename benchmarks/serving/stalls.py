@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from benchmarks.serving.speed import start
+from benchmarks.serving.speed import serving
 
 Json = dict[str, Any]
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -186,8 +186,10 @@ def main() -> int:
     parser.add_argument("--most", type=float, default=0.1, help="seconds of /health")
     parser.add_argument("--only", default="", help="pattern of the names")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as files:
-        process = start(asked.model, PORT, ["--log-text", "--files", files])
+    with (
+        tempfile.TemporaryDirectory() as files,
+        serving(asked.model, PORT, ["--log-text", "--files", files]),
+    ):
         longest = multiprocessing.Value("d", 0.0)
         prober = multiprocessing.Process(target=probe, args=(PORT, longest), daemon=True)
         prober.start()
@@ -196,8 +198,6 @@ def main() -> int:
             worst, same = measured(asked.only, longest), together()
         finally:
             prober.terminate()
-            process.terminate()
-            process.wait()
     return int(worst > asked.most or not same)
 
 

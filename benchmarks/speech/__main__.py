@@ -19,23 +19,23 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
 
+from benchmarks.script import Findings, add_output, run_script
 from benchmarks.speech import live
 from benchmarks.speech.same import COLUMNS as SAME
 from benchmarks.speech.same import clips, rows, same, ways
 
 from paceline.audio.read import read_sound
 from paceline.core.cache import make_dir, read_text, write_atomically
-from paceline.errors import EngineFailed, InvalidOption, PacelineError
+from paceline.errors import EngineFailed, InvalidOption
 from paceline.lab.audit.named import interpreter
 from paceline.lab.measure import results
-from paceline.lab.measure.machine import dumps
-from paceline.lab.measure.report import aligned
 from paceline.listening.live import Live
 from paceline.listening.windows import Listener, Listening
 from paceline.registry.loading import load_model, make_engine
@@ -72,6 +72,10 @@ class Worker:
         if "error" in answer:
             raise EngineFailed(f"{kind}: {answer['error']}")
         return answer
+
+    def close(self) -> None:
+        """Let it end, and wait until it has."""
+        self._process.communicate()
 
 
 def paragraphs(text: str, longest: int = 1500) -> list[str]:
@@ -174,32 +178,31 @@ def _spoken(given: argparse.Namespace) -> tuple[list[Path], list[str], float]:
     return sounds, texts, sum((each.stat().st_size - 44) / 32_000 for each in sounds)
 
 
-def _told(
+def _findings(
     given: argparse.Namespace,
     what: str,
     columns: Sequence[str],
     rows: Sequence[Sequence[results.Cell]],
     **more: Any,
-) -> int:
-    # Print rows, and record them.
-    if given.json:
-        print(dumps({"columns": columns, "rows": rows} | more))
-    else:
-        print(aligned([columns, *(list(map(str, row)) for row in rows)]))
-    if given.record is not None:
-        name = Path(given.model).name
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            f"{what}, {name}",
-            "speech",
-            f"python -m benchmarks.speech {given.kind} --sounds sounds --model {name}",
-            columns,
-            rows,
-        )
-    return 0
+) -> Findings:
+    name = Path(given.model).name
+    return Findings(
+        title=f"{what}, {name}",
+        topic="speech",
+        command=f"python -m benchmarks.speech {given.kind} --sounds sounds --model {name}",
+        columns=columns,
+        rows=rows,
+        data={"columns": columns, "rows": rows} | more,
+        timed=True,
+    )
 
 
-def _live(given: argparse.Namespace, worker: Worker) -> int:
+def _sounds(given: argparse.Namespace, worker: Worker) -> None:
+    text = read_text(given.text, f"cannot read {given.text}", "give a text in UTF-8")
+    print(f"{make_sounds(worker, text, given.minutes, given.out):.1f} minutes in {given.out}")
+
+
+def _live(given: argparse.Namespace, worker: Worker) -> Findings:
     sounds, references, spoken = _spoken(given)
     clock = process_time if given.threads == 1 else perf_counter
     wanted, runs = Listening(given.language), dict[tuple[str, bool], live.LiveRun]()
@@ -232,10 +235,10 @@ def _live(given: argparse.Namespace, worker: Worker) -> int:
         whole = f"the whole file, {precision}"
         rows.append([whole, *[None] * (len(live.COLUMNS) - 2), wrong[whole]])
     what = f"Live captions: {spoken:.0f} s of speech on {given.threads} threads"
-    return _told(given, what, live.COLUMNS, rows, texts=texts)
+    return _findings(given, what, live.COLUMNS, rows, texts=texts)
 
 
-def _compare(given: argparse.Namespace, worker: Worker) -> int:
+def _compare(given: argparse.Namespace, worker: Worker) -> Findings:
     sounds, references, spoken = _spoken(given)
     engines: dict[str, Transcriber] = {}
     for name, precision in ((OURS, None), (f"{OURS} int8", "int8")):
@@ -264,10 +267,10 @@ def _compare(given: argparse.Namespace, worker: Worker) -> int:
     wrong = {name: (sum(each["wrong"]), sum(each["words"])) for name, each in found.items()}
     rows = table(wrong, seconds, spoken)
     what = f"Speech to text by turns: {spoken / 60:.0f} minutes"
-    return _told(given, what, COLUMNS, rows, seconds=seconds, texts=texts)
+    return _findings(given, what, COLUMNS, rows, seconds=seconds, texts=texts)
 
 
-def _same(given: argparse.Namespace) -> int:
+def _same(given: argparse.Namespace) -> Findings:
     sounds = [*islice(clips(sorted(given.sounds.glob("*.wav")), given.seconds), given.count)]
     if not sounds:
         raise InvalidOption(f"{given.sounds} has no WAV files: make them by `sounds`")
@@ -285,26 +288,32 @@ def _same(given: argparse.Namespace) -> int:
         more, wrong = rows(named, found, encoder, temperature)
         table += more
         faults += [f"temperature {temperature}: {each}" for each in wrong]
-    print(aligned([SAME, *(list(map(str, row)) for row in table)]))
     for fault in faults:
         print(fault, file=sys.stderr)
-    if given.record is not None:
-        length = "whole sounds" if given.seconds is None else f"pieces of {given.seconds:g} s"
-        words = f"--sounds sounds --model {Path(given.model).name}"
-        for name in ("seconds", "count", "precision", "nodes"):
-            if (value := getattr(given, name)) is not None:
-                words += f" --{name} {value:g}" if name == "seconds" else f" --{name} {value}"
-        for each in given.drafter or ():
-            words += f" --drafter {each}"
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            f"One sound, one text: Whisper {Path(given.model).name}, {length}",
-            "speech",
-            f"python -m benchmarks.speech same {words}",
-            SAME,
-            table,
-        )
-    return 1 if faults else 0
+    length = "whole sounds" if given.seconds is None else f"pieces of {given.seconds:g} s"
+    words = f"--sounds sounds --model {Path(given.model).name}"
+    for name in ("seconds", "count", "precision", "nodes"):
+        if (value := getattr(given, name)) is not None:
+            words += f" --{name} {value:g}" if name == "seconds" else f" --{name} {value}"
+    for each in given.drafter or ():
+        words += f" --drafter {each}"
+    return Findings(
+        title=f"One sound, one text: Whisper {Path(given.model).name}, {length}",
+        topic="speech",
+        command=f"python -m benchmarks.speech same {words}",
+        columns=SAME,
+        rows=table,
+        code=int(bool(faults)),
+    )
+
+
+def findings(given: argparse.Namespace) -> Findings | None:
+    """Make sounds, or compare; all but `same` ask a worker."""
+    if given.kind == "same":
+        return _same(given)
+    works = {"sounds": _sounds, "compare": _compare, "live": _live}
+    with closing(Worker()) as worker:
+        return works[given.kind](given, worker)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -330,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     alike.add_argument("--count", type=int, help="of sounds at most")
     alike.add_argument("--precision")
     alike.add_argument("--threads", type=int, default=1)
-    alike.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
+    add_output(alike)
     comes = kinds.add_parser("live", help="caption sounds that come in their own time")
     comes.add_argument("--precisions", default="file,int8")
     comes.add_argument("--language", default="en")
@@ -339,25 +348,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         each.add_argument("--model", required=True, help="directory of CTranslate2")
         each.add_argument("--threads", type=int, default=2, help="with 1, time is the processor's")
         each.add_argument("--count", type=int, help="of sounds at most")
-        each.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-        each.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    try:
-        if given.kind == "same":
-            return _same(given)
-        worker = Worker()
-        if given.kind == "compare":
-            return _compare(given, worker)
-        if given.kind == "live":
-            return _live(given, worker)
-        text = read_text(given.text, f"cannot read {given.text}", "give a text in UTF-8")
-        print(f"{make_sounds(worker, text, given.minutes, given.out):.1f} minutes in {given.out}")
-    except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+        add_output(each)
+    return run_script(parser, findings, argv)
 
 
 if __name__ == "__main__":

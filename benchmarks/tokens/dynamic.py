@@ -29,16 +29,16 @@ from time import process_time
 from typing import Any, Literal
 
 import numpy as np
+from benchmarks.endless import nats
+from benchmarks.script import GOES_ON, Findings, add_output, run_script
 from benchmarks.tokens.premiums import read_texts
 
 from paceline.core.cache import read_text, write_atomically
 from paceline.core.rows import RowStore
 from paceline.core.target import Rows
 from paceline.core.types import IntArray, LogitArray
-from paceline.errors import PacelineError
 from paceline.lab.measure import results
 from paceline.lab.measure.machine import dumps
-from paceline.lab.measure.report import aligned
 from paceline.models.source import resolve
 from paceline.models.text import Tokenizer
 from paceline.runtimes.cpu.target import CpuTarget
@@ -258,9 +258,7 @@ def greedy(target: Any, ids: Sequence[int], count: int) -> list[int]:
 
 def surprise(logits: LogitArray, run: Sequence[int]) -> float:
     """Return the mean of -log p of a run's tokens."""
-    top = logits.max(axis=1, keepdims=True)
-    whole = np.log(np.exp((logits - top).astype(np.float64)).sum(axis=1)) + top[:, 0]
-    return float(np.mean(whole - logits[np.arange(len(run)), list(run)]))
+    return mean(nats(logits, run))
 
 
 def told(
@@ -331,6 +329,35 @@ def table_of(found: Mapping[str, Any], embeds: Sequence[str]) -> list[list[resul
     ]
 
 
+def findings(given: argparse.Namespace) -> Findings:
+    """Measure, and put it as a table."""
+    found, embeds = measure(given)
+    large = [
+        max(some[f"agreement, {name}"] for name in embeds)
+        for each in found.values()
+        for some in each.values()
+        if some["fewer"] >= 0.2
+    ]
+    return Findings(
+        title=f"Dynamic tokenisation of prompts, {Path(given.model).stem}",
+        topic="tokens",
+        command="python -m benchmarks.tokens.dynamic --texts tokens --model "
+        f"{Path(given.model).name} --languages {','.join(found)} --tokens {given.tokens} "
+        f"--prompts {given.prompts} --minutes {given.minutes:g}",
+        columns=["language", "merged within, times", "fewer rows"]
+        + [f"{what}, {name}" for what in ("agreement", "lost") for name in embeds],
+        rows=table_of(found, embeds),
+        note=f"{given.prompts} x {given.tokens} tokens are read in each language, and the "
+        f"{given.next} behind them judged; *lost*: nats a token. It is no option: none is offered "
+        "below 98% agreement at 20% fewer rows.",
+        figures={
+            f"of {len(large)} with 20% fewer rows, 98% agree in": sum(e >= 0.98 for e in large),
+            "best agreement of these, %": round(100 * max(large, default=0)),
+        },
+        data=found,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table or JSON, and write --record."""
     parser = argparse.ArgumentParser(prog="dynamic", description=(__doc__ or "").splitlines()[0])
@@ -346,48 +373,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, help="default all cores")
     parser.add_argument("--network", type=Path, default=Path("dynamic.safetensors"))
     parser.add_argument("--out", type=Path, default=Path("dynamic.json"), help="measured so far")
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    try:
-        found, embeds = measure(given)
-    except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"what is measured is in {given.out}: the same command goes on", file=sys.stderr)
-        return 130
-    columns = ["language", "merged within, times", "fewer rows"]
-    columns += [f"{what}, {name}" for what in ("agreement", "lost") for name in embeds]
-    rows = table_of(found, embeds)
-    print(dumps(found) if given.json else aligned([columns, *(list(map(str, r)) for r in rows)]))
-    if given.record is not None:
-        large = [
-            max(some[f"agreement, {name}"] for name in embeds)
-            for each in found.values()
-            for some in each.values()
-            if some["fewer"] >= 0.2
-        ]
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            f"Dynamic tokenisation of prompts, {Path(given.model).stem}",
-            "tokens",
-            f"python -m benchmarks.tokens.dynamic --texts tokens --model {Path(given.model).name} "
-            f"--languages {','.join(found)} --tokens {given.tokens} --prompts {given.prompts} "
-            f"--minutes {given.minutes:g}",
-            columns,
-            rows,
-            note=(
-                f"{given.prompts} x {given.tokens} tokens are read in each language, and the "
-                f"{given.next} behind them judged; *lost*: nats a token. It is no option: none is "
-                "offered below 98% agreement at 20% fewer rows."
-            ),
-            figures={
-                f"of {len(large)} with 20% fewer rows, 98% agree in": sum(e >= 0.98 for e in large),
-                "best agreement of these, %": round(100 * max(large, default=0)),
-            },
-        )
-    return 0
+    add_output(parser)
+    return run_script(parser, findings, argv, stopped=GOES_ON)
 
 
 if __name__ == "__main__":

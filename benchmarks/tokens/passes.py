@@ -17,13 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.script import GOES_ON, Findings, add_output, run_script
 from benchmarks.tokens.premiums import read_texts
 
 from paceline.core.cache import read_text, write_atomically
-from paceline.errors import PacelineError
-from paceline.lab.measure import premium, results
+from paceline.lab.measure import premium
 from paceline.lab.measure.machine import dumps
-from paceline.lab.measure.report import aligned
 from paceline.registry.loading import load_model, make_engine
 from paceline.registry.options import Options
 
@@ -72,6 +71,27 @@ def table(found: Mapping[str, Mapping[str, float]], drafters: Sequence[str]) -> 
     ]
 
 
+def findings(given: argparse.Namespace) -> Findings:
+    """Measure, and put it as a table."""
+    drafters = given.drafters.split(",")
+    texts = read_texts(given.texts / "texts")
+    found = measure(Options(model=given.model), drafters, texts, given.tokens, given.out)
+    return Findings(
+        title=f"Premiums in passes on {Path(given.model).stem}",
+        topic="tokens",
+        command="python -m benchmarks.tokens.passes --texts tokens --model "
+        f"{Path(given.model).name}",
+        columns=[
+            "language",
+            "premium",
+            *(f"{name}, {mode}" for name in drafters for mode in MODES),
+        ],
+        rows=table(found, drafters),
+        note="A cell is tokens by forward, and the premium over them.",
+        data=found,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table or JSON, and write --record."""
     parser = argparse.ArgumentParser(prog="passes", description=(__doc__ or "").splitlines()[0])
@@ -80,36 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--drafters", default="auto,suffix-automaton", help="names with commas")
     parser.add_argument("--tokens", type=int, default=96, help="of each continuation")
     parser.add_argument("--out", type=Path, default=Path("passes.json"), help="measured so far")
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    drafters = given.drafters.split(",")
-    try:
-        texts = read_texts(given.texts / "texts")
-        found = measure(Options(model=given.model), drafters, texts, given.tokens, given.out)
-    except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"what is measured is in {given.out}: the same command goes on", file=sys.stderr)
-        return 130
-    columns = ["language", "premium", *(f"{name}, {mode}" for name in drafters for mode in MODES)]
-    rows = table(found, drafters)
-    if given.json:
-        print(dumps(found))
-    else:
-        print(aligned([columns, *(list(map(str, row)) for row in rows)]))
-    if given.record is not None:
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            f"Premiums in passes on {Path(given.model).stem}",
-            "tokens",
-            f"python -m benchmarks.tokens.passes --texts tokens --model {Path(given.model).name}",
-            columns,
-            rows,
-            note="A cell is tokens by forward, and the premium over them.",
-        )
-    return 0
+    add_output(parser)
+    return run_script(parser, findings, argv, stopped=GOES_ON)
 
 
 if __name__ == "__main__":

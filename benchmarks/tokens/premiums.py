@@ -15,12 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from benchmarks.script import Findings, add_output, run_script
 from benchmarks.tokens.texts import CODES
 
 from paceline.errors import PacelineError
 from paceline.lab.measure import premium, results
-from paceline.lab.measure.machine import dumps
-from paceline.lab.measure.report import aligned
 from paceline.models.gguf import GGUFFile
 from paceline.models.source import resolve
 from paceline.models.text import Tokenizer
@@ -84,37 +83,28 @@ def table(
     return rows
 
 
+def findings(given: argparse.Namespace) -> Findings:
+    """Count, and put it as a table."""
+    tokenizers = vocabularies(given.texts / "vocabularies", given.model)
+    found = premiums(read_texts(given.texts / "texts"), tokenizers)
+    shown = list(found)[: len(given.model)]
+    return Findings(
+        title=f"Premiums of {len(CODES) - 1} languages over {len(found)} vocabularies",
+        topic="tokens",
+        command="python -m benchmarks.tokens.premiums --texts tokens",
+        columns=["language", "median", "least", "most", *shown],
+        rows=table(found, shown),
+        data=found,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Count, print a table or JSON, and write --record."""
     parser = argparse.ArgumentParser(prog="premiums", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--texts", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--model", action="append", default=[], help="counted too, and shown")
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true", help="print all premiums as JSON")
-    given = parser.parse_args(argv)
-    try:
-        tokenizers = vocabularies(given.texts / "vocabularies", given.model)
-        found = premiums(read_texts(given.texts / "texts"), tokenizers)
-    except (PacelineError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    shown = list(found)[: len(given.model)]
-    columns = ["language", "median", "least", "most", *shown]
-    rows = table(found, shown)
-    if given.json:
-        print(dumps(found))
-    else:
-        print(aligned([columns, *(list(map(str, row)) for row in rows)]))
-    if given.record is not None:
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            f"Premiums of {len(CODES) - 1} languages over {len(found)} vocabularies",
-            "tokens",
-            "python -m benchmarks.tokens.premiums --texts tokens",
-            columns,
-            rows,
-        )
-    return 0
+    add_output(parser)
+    return run_script(parser, findings, argv)
 
 
 if __name__ == "__main__":

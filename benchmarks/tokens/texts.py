@@ -23,8 +23,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.script import run_script
+
 from paceline.core.cache import make_dir, whole_file
-from paceline.errors import ModelError, PacelineError
+from paceline.errors import ModelError
 
 
 @dataclass(frozen=True)
@@ -127,19 +129,18 @@ def fetch(out: Path) -> None:
                     part.write_bytes(content)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def tell(given: argparse.Namespace) -> None:
     """Fetch, and say what is there."""
-    parser = argparse.ArgumentParser(prog="texts", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
-    given = parser.parse_args(argv)
-    try:
-        fetch(given.out)
-    except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    fetch(given.out)
     for each in ("texts", "vocabularies"):
         print(f"{given.out / each}: {len(list((given.out / each).iterdir()))}")
-    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="texts", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    return run_script(parser, tell, argv)
 
 
 if __name__ == "__main__":

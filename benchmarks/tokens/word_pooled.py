@@ -30,14 +30,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from benchmarks.script import GOES_ON, Findings, add_output, run_script
 from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.core.cache import read_text, write_atomically
-from paceline.errors import PacelineError, PromptError
-from paceline.lab.measure import premium, results
+from paceline.errors import PromptError
+from paceline.lab.measure import premium
 from paceline.lab.measure.machine import dumps
-from paceline.lab.measure.report import aligned
 from paceline.lab.training.recipe import cosine
 from paceline.models.text import BYTES
 
@@ -300,6 +300,53 @@ def measure(
     }
 
 
+def findings(given: argparse.Namespace) -> Findings:
+    """Train and measure, and put it as a table."""
+    torch.set_num_threads(1)
+    text = words(premium.read_language(given.text))
+    learned, held = text[: len(text) * 19 // 20], text[len(text) * 19 // 20 :]
+    if len(held) < RUN:
+        raise PromptError(f"{given.text} has {len(text)} words: give some thousands")
+    found: dict[str, Any] = json.loads(read_text(given.out, "", "")) if given.out.is_file() else {}
+    for kind in given.kinds.split(","):
+        if kind not in found:
+            found[kind] = measure(kind, learned, held, 60 * given.minutes)
+            write_atomically(given.out, dumps(found))
+    about = next(iter(found.values()))
+    return Findings(
+        title="Word-pooled tokens beside bytes and subwords",
+        topic="tokens",
+        command=f"python -m benchmarks.tokens.word_pooled --text FILE --minutes {given.minutes:g}",
+        columns=[
+            "kind",
+            "weights, M",
+            "runs read",
+            "bits a byte",
+            "next words right",
+            "rare words",
+        ],
+        rows=[
+            [
+                kind,
+                round(each["weights"] / 1e6, 2),
+                each["runs"],
+                round(each["bits a byte"], 3),
+                f"{100 * each['next words']:.1f}%",
+                f"{100 * each['rare words']:.2f}%",
+            ]
+            for kind, each in found.items()
+        ],
+        note=f"{len(learned)} words learned, for {given.minutes:g} minutes of one core each; "
+        f"{about['words']} held out, of which {about['rare']} were learned less than {RARE} times. "
+        f"A run has {RUN} words.",
+        figures={
+            f"next words of {kind}, %": round(100 * each["next words"], 1)
+            for kind, each in found.items()
+        },
+        data=found,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Train and measure, print a table or JSON, and write --record."""
     parser = argparse.ArgumentParser(
@@ -309,58 +356,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10, help="of one core, of each kind")
     parser.add_argument("--kinds", default=",".join(KINDS), help="with commas")
     parser.add_argument("--out", type=Path, default=Path("word_pooled.json"), help="found so far")
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    found: dict[str, Any] = {}
-    try:
-        text = words(premium.read_language(given.text))
-        learned, held = text[: len(text) * 19 // 20], text[len(text) * 19 // 20 :]
-        if len(held) < RUN:
-            raise PromptError(f"{given.text} has {len(text)} words: give some thousands")
-        if given.out.is_file():
-            found = json.loads(read_text(given.out, "", ""))
-        for kind in given.kinds.split(","):
-            if kind not in found:
-                found[kind] = measure(kind, learned, held, 60 * given.minutes)
-                write_atomically(given.out, dumps(found))
-    except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    columns = ["kind", "weights, M", "runs read", "bits a byte", "next words right", "rare words"]
-    rows: list[list[results.Cell]] = [
-        [
-            kind,
-            round(each["weights"] / 1e6, 2),
-            each["runs"],
-            round(each["bits a byte"], 3),
-            f"{100 * each['next words']:.1f}%",
-            f"{100 * each['rare words']:.2f}%",
-        ]
-        for kind, each in found.items()
-    ]
-    print(dumps(found) if given.json else aligned([columns, *(list(map(str, r)) for r in rows)]))
-    if given.record is not None:
-        about = next(iter(found.values()))
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            "Word-pooled tokens beside bytes and subwords",
-            "tokens",
-            f"python -m benchmarks.tokens.word_pooled --text FILE --minutes {given.minutes:g}",
-            columns,
-            rows,
-            note=(
-                f"{len(learned)} words learned, for {given.minutes:g} minutes of one core each; "
-                f"{about['words']} held out, of which {about['rare']} were learned less than "
-                f"{RARE} times. A run has {RUN} words."
-            ),
-            figures={
-                f"next words of {kind}, %": round(100 * each["next words"], 1)
-                for kind, each in found.items()
-            },
-        )
-    return 0
+    add_output(parser)
+    return run_script(parser, findings, argv, stopped=GOES_ON)
 
 
 if __name__ == "__main__":

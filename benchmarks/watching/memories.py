@@ -21,14 +21,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from benchmarks.script import Findings, add_output, run_script
 
 from paceline.audio.mel import HOP, RATE, WINDOW, log_mel
 from paceline.audio.read import read_sound
 from paceline.core.types import LogitArray
-from paceline.errors import InvalidOption, PacelineError
+from paceline.errors import InvalidOption
 from paceline.lab.measure import results
-from paceline.lab.measure.machine import dumps
-from paceline.lab.measure.report import aligned
 from paceline.methods.streams.memories import Sizes, StarMemory
 
 SECONDS, PATCHES, COARSE = 2, 10, 2
@@ -251,6 +250,33 @@ def cells(rows: Sequence[Row]) -> list[list[results.Cell]]:
     ]
 
 
+def findings(given: argparse.Namespace) -> Findings:
+    """Measure, and put it as a table."""
+    rows = measure(given)
+    star = rows[-1]
+    return Findings(
+        title=f"Flash-VStream: {given.minutes} minutes of sound in a memory of constant size",
+        topic="methods",
+        command=f"python -m benchmarks.watching.memories --sounds FOLDER --minutes {given.minutes}",
+        columns=COLUMNS,
+        rows=cells(rows),
+        note=f"{given.minutes * 60 // SECONDS} frames of two seconds, log-mels of speech by a "
+        f"synthetic voice, with {len(KINDS)} other sounds at random minutes; means of "
+        f"{given.seeds} seeds. An answer is right if the frame lies in the sound that is asked "
+        "for. Lost is the mean squared distance of a frame from its nearest row, of that from the "
+        f"mean. The whole memory has at most {star['all rows']:.0f} rows, its weights sum to the "
+        f"frames, and a frame takes {star['first']:.1f} ms in the first tenth and "
+        f"{star['last']:.1f} ms in the last. The paper: constant memory and time over hours of "
+        "video.",
+        figures={
+            "long sounds found by clusters, %": round(100 * star["right"], 1),
+            "by drawn frames, %": round(100 * rows[-2]["right"], 1),
+        },
+        data=rows,
+        timed=True,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write --record."""
     parser = argparse.ArgumentParser(prog="memories", description=(__doc__ or "").splitlines()[0])
@@ -258,43 +284,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the hour")
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    try:
-        rows = measure(given)
-    except PacelineError as error:
-        print(f"paceline: error: {error}", file=sys.stderr)
-        return 2
-    if given.json:
-        print(dumps(rows, indent=1))
-    else:
-        print(aligned([COLUMNS, *(list(map(str, row)) for row in cells(rows))]))
-    if given.record is not None:
-        star = rows[-1]
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            f"Flash-VStream: {given.minutes} minutes of sound in a memory of constant size",
-            "methods",
-            f"python -m benchmarks.watching.memories --sounds FOLDER --minutes {given.minutes}",
-            COLUMNS,
-            cells(rows),
-            note=(
-                f"{given.minutes * 60 // SECONDS} frames of two seconds, log-mels of speech by a "
-                f"synthetic voice, with {len(KINDS)} other sounds at random minutes; means of "
-                f"{given.seeds} seeds. An answer is right if the frame lies in the sound that is "
-                "asked for. Lost is the mean squared distance of a frame from its nearest row, of "
-                "that from the mean. The whole memory has at most "
-                f"{star['all rows']:.0f} rows, its weights sum to the frames, and a frame takes "
-                f"{star['first']:.1f} ms in the first tenth and {star['last']:.1f} ms in the last. "
-                "The paper: constant memory and time over hours of video."
-            ),
-            figures={
-                "long sounds found by clusters, %": round(100 * star["right"], 1),
-                "by drawn frames, %": round(100 * rows[-2]["right"], 1),
-            },
-        )
-    return 0
+    add_output(parser)
+    return run_script(parser, findings, argv)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Literal, get_args
 
+from benchmarks.script import Findings, add_output, run_script
+
 from paceline.core.types import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.errors import PacelineError
 from paceline.lab.measure import results
-from paceline.lab.measure.machine import dumps
-from paceline.lab.measure.report import aligned
 from paceline.lab.measure.streams import Piece, Prompter, Room, Stream, System, VirtualClock, play
 from paceline.methods.streams.notes import PromptedNotes
 from paceline.registry.loading import load
@@ -174,6 +173,32 @@ def cells(rows: Sequence[dict[str, Any]]) -> list[list[results.Cell]]:
     ]
 
 
+def findings(given: argparse.Namespace) -> Findings:
+    """Measure, and put it as a table."""
+    engine = load(given.model, threads=given.threads, drafter="none", max_batch=1)
+    rows = measure(engine, given)
+    notes, whole = rows[0], rows[1]
+    return Findings(
+        title=f"Think While Watching by prompts: {engine.config['model']}",
+        topic="methods",
+        command=f"python -m benchmarks.watching.notes --model {Path(given.model).name} "
+        f"--meetings {given.meetings}",
+        columns=COLUMNS,
+        rows=cells(rows),
+        note=f"{given.meetings} meetings of {len(DECIDED)} segments; something is decided in "
+        "each, and the question is about one of the first half. An answer is right if it has the "
+        f"value. On the clock a pass takes {given.pass_seconds:g} s and each further row "
+        f"{given.row_seconds:g} s. The model was not trained to take notes. The paper: +2.6% and "
+        "+3.79% on two benchmarks of video, 56% fewer output tokens.",
+        figures={
+            "right by notes, %": round(100 * notes["right"]),
+            "right by all that was said, %": round(100 * whole["right"]),
+            "longest context, share": round(notes["longest"] / whole["longest"], 2),
+        },
+        data=rows,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write --record."""
     parser = argparse.ArgumentParser(prog="notes", description=(__doc__ or "").splitlines()[0])
@@ -184,43 +209,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--row-seconds", type=float, default=0.0036)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    try:
-        engine = load(given.model, threads=given.threads, drafter="none", max_batch=1)
-        rows = measure(engine, given)
-    except PacelineError as error:
-        print(f"paceline: error: {error}", file=sys.stderr)
-        return 2
-    if given.json:
-        print(dumps(rows, indent=1))
-    else:
-        print(aligned([COLUMNS, *(list(map(str, row)) for row in cells(rows))]))
-    if given.record is not None:
-        notes, whole = rows[0], rows[1]
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            f"Think While Watching by prompts: {engine.config['model']}",
-            "methods",
-            f"python -m benchmarks.watching.notes --model {Path(given.model).name} "
-            f"--meetings {given.meetings}",
-            COLUMNS,
-            cells(rows),
-            note=(
-                f"{given.meetings} meetings of {len(DECIDED)} segments; something is decided in "
-                "each, and the question is about one of the first half. An answer is right if it "
-                f"has the value. On the clock a pass takes {given.pass_seconds:g} s and each "
-                f"further row {given.row_seconds:g} s. The model was not trained to take notes. "
-                "The paper: +2.6% and +3.79% on two benchmarks of video, 56% fewer output tokens."
-            ),
-            figures={
-                "right by notes, %": round(100 * notes["right"]),
-                "right by all that was said, %": round(100 * whole["right"]),
-                "longest context, share": round(notes["longest"] / whole["longest"], 2),
-            },
-        )
-    return 0
+    add_output(parser)
+    return run_script(parser, findings, argv)
 
 
 if __name__ == "__main__":

@@ -21,14 +21,13 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from benchmarks.script import Findings, add_output, run_script
 
 from paceline.audio.mel import RATE
 from paceline.audio.read import read_sound
 from paceline.core.types import LogitArray
-from paceline.errors import InvalidOption, PacelineError
+from paceline.errors import InvalidOption
 from paceline.lab.measure import results
-from paceline.lab.measure.machine import dumps
-from paceline.lab.measure.report import aligned
 from paceline.methods.streams.windows import (
     Convolution,
     Layers,
@@ -227,6 +226,26 @@ def cells(rows: Sequence[Row]) -> list[list[results.Cell]]:
     ]
 
 
+def findings(given: argparse.Namespace) -> Findings:
+    """Measure, and put it as a table."""
+    rows = measure(given)
+    return Findings(
+        title="StreamiNNC: rows of a stream beside those of its windows",
+        topic="methods",
+        command="python -m benchmarks.watching.windows --sounds FOLDER --embedding "
+        f"embedding_model.tflite --silero silero_vad_16k.safetensors --seconds {given.seconds:g}",
+        columns=COLUMNS,
+        rows=cells(rows),
+        note=f"{given.seconds:g} s of speech by a synthetic voice. The deviation is the root of "
+        "the mean squared difference over the range; times are of NumPy, hop by hop, on one "
+        "thread. The second row takes the rows before a hop that no stride divides; the third has "
+        "no zeros at the ends of a window, which its weights count on. The paper's networks, "
+        "trained for it, stay within 2.03 to 3.55%.",
+        data=rows,
+        timed=True,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write --record."""
     parser = argparse.ArgumentParser(prog="windows", description=(__doc__ or "").splitlines()[0])
@@ -234,37 +253,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="of sound at most")
     parser.add_argument("--embedding", type=Path, help="embedding_model.tflite")
     parser.add_argument("--silero", type=Path, help="silero_vad_16k.safetensors")
-    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    given = parser.parse_args(argv)
-    try:
-        rows = measure(given)
-    except PacelineError as error:
-        print(f"paceline: error: {error}", file=sys.stderr)
-        return 2
-    if given.json:
-        print(dumps(rows, indent=1))
-    else:
-        print(aligned([COLUMNS, *(list(map(str, row)) for row in cells(rows))]))
-    if given.record is not None:
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            "StreamiNNC: rows of a stream beside those of its windows",
-            "methods",
-            "python -m benchmarks.watching.windows --sounds FOLDER --embedding "
-            f"embedding_model.tflite --silero silero_vad_16k.safetensors "
-            f"--seconds {given.seconds:g}",
-            COLUMNS,
-            cells(rows),
-            note=(
-                f"{given.seconds:g} s of speech by a synthetic voice. The deviation is the root of "
-                "the mean squared difference over the range; times are of NumPy, hop by hop, on "
-                "one thread. The second row takes the rows before a hop that no stride divides; "
-                "the third has no zeros at the ends of a window, which its weights count on. The "
-                "paper's networks, trained for it, stay within 2.03 to 3.55%."
-            ),
-        )
-    return 0
+    add_output(parser)
+    return run_script(parser, findings, argv)
 
 
 if __name__ == "__main__":
