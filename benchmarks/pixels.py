@@ -15,20 +15,18 @@ pixel by the model that drew them, of held-out pictures and of those drawn. Time
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 from benchmarks.endless import nats
 from benchmarks.script import Findings, add_output, run_script
+from benchmarks.small_llama import LAYERS, WIDTH, config_json, fresh, learn, trained_on, write
 
 from paceline.core import tree
-from paceline.core.cache import make_dir
 from paceline.core.target import Rows
 from paceline.core.types import Distribution, IntArray, SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
@@ -52,8 +50,6 @@ PIXELS, START = SIDE * SIDE, LEVELS
 NOISE = 0.02
 """Share of pixels of any level."""
 
-WIDTH, LAYERS, HEAD, FFN = 64, 3, 32, 192
-
 
 def picture(rng: np.random.Generator) -> IntArray:
     """Draw a picture, int64 `[SIDE, SIDE]`."""
@@ -73,44 +69,15 @@ def picture(rng: np.random.Generator) -> IntArray:
     return np.where(any_level, rng.integers(LEVELS, size=out.shape), out)
 
 
-def config_json(axes: int) -> dict[str, Any]:
-    """A Llama's, with a head for each axis."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": (LEVELS + 1) * axes,
-        "hidden_size": WIDTH,
-        "intermediate_size": FFN,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": WIDTH // HEAD,
-        "num_key_value_heads": WIDTH // HEAD,
-        "head_dim": HEAD,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "max_position_embeddings": PIXELS + 64,
-        "tie_word_embeddings": True,
-        "bos_token_id": START,
-        "eos_token_id": None,
-    }
-
-
 def train(given: argparse.Namespace) -> None:
     """Train a model and write it to `--out`."""
     import torch
-    from safetensors.torch import save_file
     from torch.nn import functional
 
-    from paceline.lab.training.model import TrainableModel, drawn
-    from paceline.lab.training.optimisers import optimisers, update
-    from paceline.lab.training.recipe import cosine
-    from paceline.models.families import hf_config
-
     neighbours = given.order == "neighbours"
-    grid, axes = Rings((SIDE, SIDE)), 1 + neighbours
-    config = hf_config(config_json(axes), ())
-    parts = [("gate", FFN, WIDTH), ("up", FFN, WIDTH), ("down", WIDTH, FFN)]
-    model = TrainableModel(config, drawn(config, parts, torch.Generator().manual_seed(given.seed)))
+    grid, axes = Rings((SIDE, SIDE)), 1 + neighbours  # a head for each axis
+    config = config_json((LEVELS + 1) * axes, PIXELS + 64, begin=START)
+    model = fresh(config, given.seed)
     rows = grid.order[:PIXELS] if neighbours else np.arange(PIXELS)
     sees = torch.from_numpy(grid.sees[:PIXELS, :PIXELS])[None, None] if neighbours else None
     places = torch.from_numpy(rows)[None].expand(given.batch, -1)
@@ -132,30 +99,18 @@ def train(given: argparse.Namespace) -> None:
         labels = torch.from_numpy(boxes.reshape(-1))
         return functional.cross_entropy(said.flatten(0, 1), labels)
 
-    held = np.stack([picture(np.random.default_rng((given.seed, 2**32, at))) for at in range(64)])
-    rated, begin = optimisers(model.own, 0.02, 3e-3), perf_counter()
-    for step in range(given.steps):
+    def loss_of(step: int) -> Any:
         rng = np.random.default_rng((given.seed, step))
-        for optimiser, peak in rated:
-            rate = cosine(step, peak=peak, steps=given.steps, warm=given.steps // 20)
-            optimiser.param_groups[0]["lr"] = rate
-        loss = losses(np.stack([picture(rng) for _ in range(given.batch)]))
-        update(model.own.values(), rated, loss, 1.0)
-        if step % 20 == 0 or step == given.steps - 1:
-            took = perf_counter() - begin
-            print(f"{step}: {loss.item():.4f} after {took:.0f} s", file=sys.stderr, flush=True)
-        if step % 250 == 249 or step == given.steps - 1:
-            make_dir(given.out)
-            save_file(
-                {k: v.cpu() for k, v in model.hf_tensors().items()}, given.out / "model.safetensors"
-            )
-            (given.out / "config.json").write_text(json.dumps(config_json(axes), indent=1))
-            with torch.no_grad():
-                bits = losses(held).item() / np.log(2)
-            about = {"order": given.order, "batch": given.batch, "steps": step + 1}
-            about |= {"seconds": round(perf_counter() - begin), "bits": round(bits, 4)}
-            (given.out / "training.json").write_text(json.dumps(about, indent=1))
-            print(json.dumps(about), flush=True)
+        return losses(np.stack([picture(rng) for _ in range(given.batch)]))
+
+    def keep(steps: int, seconds: int) -> None:
+        with torch.no_grad():
+            bits = losses(held).item() / np.log(2)
+        about = {"order": given.order, "batch": given.batch, "steps": steps}
+        write(given.out, model, config, about | {"seconds": seconds, "bits": round(bits, 4)})
+
+    held = np.stack([picture(np.random.default_rng((given.seed, 2**32, at))) for at in range(64)])
+    learn(model, given.steps, loss_of, keep, every=250)
 
 
 def repeating(back: int) -> Initial:
@@ -247,10 +202,7 @@ def measure(given: argparse.Namespace) -> list[list[results.Cell]]:
 def findings(given: argparse.Namespace) -> Findings:
     """Measure, and put it as a table."""
     rows = measure(given)
-    learned = [
-        json.loads((folder / "training.json").read_text())
-        for folder in (given.lines, given.neighbours)
-    ]
+    learned = [trained_on(folder) for folder in (given.lines, given.neighbours)]
     best = min(rows[1:-1], key=lambda row: float(str(row[1])))
     return Findings(
         title=f"Pictures of {SIDE} x {SIDE} pixels: Jacobi windows and neighbours",

@@ -18,23 +18,19 @@ stories on a clock, on which a pass takes `--pass-seconds` and each of its rows 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from time import perf_counter
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+from benchmarks.script import Findings, add_output, run_script
+from benchmarks.small_llama import LAYERS, WIDTH, config_json, fresh, learn, trained_on, write
 
-from paceline.core.cache import make_dir
 from paceline.core.types import BoolArray, IntArray
-from paceline.errors import PacelineError
 from paceline.lab.measure import results
-from paceline.lab.measure.machine import dumps
-from paceline.lab.measure.report import aligned
 from paceline.lab.measure.streams import Piece, Stream, VirtualClock, play
 from paceline.methods.streams.groups import streaming_mask
 from paceline.methods.streams.thinking import Cues, StreamingThinker
@@ -57,7 +53,6 @@ CUES = {
 
 Cache = Literal["groups", "shared", "seeing", "plain"]
 
-WIDTH, LAYERS, HEAD, FFN = 64, 3, 32, 192
 LONGEST, CONTEXT = len(NUMBERS), 512  # sentences of a story; places
 
 
@@ -132,28 +127,6 @@ def story_rows(told: Story, cache: Cache, waits: bool, sums_up: bool) -> StoryRo
     return StoryRows(np.array([*source, *target]), places, sees, np.array([*none, *labels]))
 
 
-def config_json() -> dict[str, Any]:
-    """A Llama's."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": len(WORDS),
-        "hidden_size": WIDTH,
-        "intermediate_size": FFN,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": WIDTH // HEAD,
-        "num_key_value_heads": WIDTH // HEAD,
-        "head_dim": HEAD,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "max_position_embeddings": CONTEXT,
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": END,
-    }
-
-
 def batch(rng: np.random.Generator, size: int, cache: Cache) -> tuple[Any, ...]:
     """Draw stories; return tokens, positions, sees `[size, 1, rows, rows]` and labels."""
     drawn = []
@@ -172,62 +145,28 @@ def batch(rng: np.random.Generator, size: int, cache: Cache) -> tuple[Any, ...]:
 
 
 def train(given: argparse.Namespace) -> None:
-    """Train a model for `--minutes` and write it to `--out`."""
+    """Train a model and write it to `--out`."""
     import torch
     from torch.nn import functional
 
-    from paceline.lab.training.model import TrainableModel, drawn
-    from paceline.lab.training.optimisers import optimisers, update
-    from paceline.lab.training.recipe import cosine
-    from paceline.models.families import hf_config
+    config = config_json(len(WORDS), CONTEXT, end=END)
+    model = fresh(config, given.seed, given.device)
 
-    place = torch.device(given.device)
-
-    class Learner(TrainableModel):
-        """On a device."""
-
-        def __init__(self) -> None:
-            config = hf_config(config_json(), (END,))
-            parts = [("gate", FFN, WIDTH), ("up", FFN, WIDTH), ("down", WIDTH, FFN)]
-            start = drawn(config, parts, torch.Generator().manual_seed(given.seed))
-            super().__init__(config, {name: each.to(place) for name, each in start.items()})
-            self._place = place, torch.float32
-
-    model = Learner()
-    rated, begin = optimisers(model.own, 0.02, 3e-3), perf_counter()
-    for step in range(given.steps):
-        rng = np.random.default_rng((given.seed, step))
-        drawn_rows = batch(rng, given.batch, given.cache)
-        ids, places, sees, labels = (torch.from_numpy(each).to(place) for each in drawn_rows)
-        for optimiser, peak in rated:
-            rate = cosine(step, peak=peak, steps=given.steps, warm=given.steps // 20)
-            optimiser.param_groups[0]["lr"] = rate
+    def loss_of(step: int) -> Any:
+        rows = batch(np.random.default_rng((given.seed, step)), given.batch, given.cache)
+        ids, places, sees, labels = (torch.from_numpy(each).to(given.device) for each in rows)
         said = labels >= 0
-        loss = functional.cross_entropy(model.packed(ids, places, sees)[said], labels[said])
-        update(model.own.values(), rated, loss, 1.0)
-        if step % 100 == 0 or step == given.steps - 1:
-            took = perf_counter() - begin
-            print(f"{step}: {loss.item():.4f} after {took:.0f} s", file=sys.stderr, flush=True)
-        if step % 1000 == 999 or step == given.steps - 1:
-            write(model, given, step + 1, round(perf_counter() - begin))
+        return functional.cross_entropy(model.packed(ids, places, sees)[said], labels[said])
 
+    def keep(steps: int, seconds: int) -> None:
+        with torch.no_grad():
+            found = [told_right(model, given.cache, waits, given.seed) for waits in (False, True)]
+        about = {"cache": given.cache, "batch": given.batch, "seed": given.seed}
+        about |= {"steps": steps, "seconds": seconds, "device": given.device}
+        about |= {"right, as they come": found[0], "right, read first": found[1]}
+        write(given.out, model, config, about)
 
-def write(model: Any, given: argparse.Namespace, steps: int, seconds: int) -> None:
-    """Write a model, and what it learned so far."""
-    import torch
-    from safetensors.torch import save_file
-
-    make_dir(given.out)
-    tensors = {name: each.cpu() for name, each in model.hf_tensors().items()}
-    save_file(tensors, given.out / "model.safetensors")
-    (given.out / "config.json").write_text(json.dumps(config_json(), indent=1))
-    about = {"cache": given.cache, "batch": given.batch, "seed": given.seed}
-    with torch.no_grad():
-        found = [told_right(model, given.cache, waits, given.seed) for waits in (False, True)]
-    about |= {"steps": steps, "seconds": seconds, "device": given.device}
-    about |= {"right, as they come": found[0], "right, read first": found[1]}
-    (given.out / "training.json").write_text(json.dumps(about, indent=1))
-    print(json.dumps(about), flush=True)
+    learn(model, given.steps, loss_of, keep, every=1000)
 
 
 def told_right(model: Any, cache: Cache, waits: bool, seed: int, count: int = 400) -> list[float]:
@@ -337,43 +276,35 @@ def cells(rows: Sequence[Row]) -> list[list[results.Cell]]:
     ]
 
 
-def tell(given: argparse.Namespace) -> None:
-    """Measure, print, and write --record."""
+def findings(given: argparse.Namespace) -> Findings:
+    """Tell stories, and put it as a table."""
     rows = measure(given)
-    if given.json:
-        print(dumps(rows, indent=1))
-    else:
-        print(aligned([COLUMNS, *(list(map(str, row)) for row in cells(rows))]))
-    if given.record is not None:
-        learned = json.loads((given.model / "training.json").read_text())
-        early, late = rows[0], rows[2]
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            "StreamingThinker: sums of a story, thought of while it is told",
-            "methods",
-            f"python -m benchmarks.watching.thinking train --steps {learned['steps']} --out "
-            f"FOLDER\npython -m benchmarks.watching.thinking measure --model FOLDER "
-            f"--stories {given.stories}",
-            COLUMNS,
-            cells(rows),
-            note=(
-                f"{given.stories} stories of {LONGEST} sentences, by a model of {LAYERS} layers "
-                f"and width {WIDTH} that learned both ways for {learned['seconds'] / 60:.0f} "
-                f"minutes on a shared core. On the clock a pass takes {given.pass_seconds:g} s and "
-                f"each further row {given.row_seconds:g} s, as with the 1.5B on two cores; times "
-                "are from the end of the question. Sentences that come ride in the passes that "
-                "write thoughts, unless these are apart; reading first too begins as they come, "
-                "and thinks at the end. The paper: 80% fewer source tokens before the first "
-                "thought, over 60% less time to the answer, as accurate; Qwen3."
-            ),
-            figures={
-                "time to the answer saved, %": round(
-                    100 * (1 - early["seconds"] / late["seconds"]), 1
-                ),
-                "right, thinking while it reads, %": round(100 * early["right"], 1),
-                "right, reading first, %": round(100 * late["right"], 1),
-            },
-        )
+    learned = trained_on(given.model)
+    early, late = rows[0], rows[2]
+    saved = 1 - early["seconds"] / late["seconds"]
+    return Findings(
+        title="StreamingThinker: sums of a story, thought of while it is told",
+        topic="methods",
+        command=f"python -m benchmarks.watching.thinking train --steps {learned['steps']} --out "
+        "FOLDER\npython -m benchmarks.watching.thinking measure --model FOLDER "
+        f"--stories {given.stories}",
+        columns=COLUMNS,
+        rows=cells(rows),
+        note=f"{given.stories} stories of {LONGEST} sentences, by a model of {LAYERS} layers and "
+        f"width {WIDTH} that learned both ways for {learned['seconds'] / 60:.0f} minutes on a "
+        f"shared core. On the clock a pass takes {given.pass_seconds:g} s and each further row "
+        f"{given.row_seconds:g} s, as with the 1.5B on two cores; times are from the end of the "
+        "question. Sentences that come ride in the passes that write thoughts, unless these are "
+        "apart; reading first too begins as they come, and thinks at the end. The paper: 80% fewer "
+        "source tokens before the first thought, over 60% less time to the answer, as accurate; "
+        "Qwen3.",
+        figures={
+            "time to the answer saved, %": round(100 * saved, 1),
+            "right, thinking while it reads, %": round(100 * early["right"], 1),
+            "right, reading first, %": round(100 * late["right"], 1),
+        },
+        data=rows,
+    )
 
 
 LEARNED = (
@@ -388,32 +319,27 @@ CACHES: dict[str, str] = {
 }
 
 
-def compare(given: argparse.Namespace) -> None:
-    """Print what models learned by cache, and write --record."""
+def compared(given: argparse.Namespace) -> Findings:
+    """Put what models learned by cache as a table."""
     rows: list[list[results.Cell]] = []
-    abouts = [json.loads((each / "training.json").read_text()) for each in given.models]
+    abouts = [trained_on(each) for each in given.models]
     for about in abouts:
         shares = [*about["right, as they come"], *about["right, read first"]]
         rows.append([CACHES[about["cache"]], *(round(100 * each, 1) for each in shares)])
-    print(aligned([LEARNED, *(list(map(str, row)) for row in rows)]))
-    if given.record is not None:
-        steps = abouts[0]["steps"]
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            "Group positions: what a model of sums learns with",
-            "methods",
-            f"python -m benchmarks.watching.thinking train --cache CACHE --steps {steps} --out "
-            "FOLDER\npython -m benchmarks.watching.thinking compare --models FOLDER,...",
-            LEARNED,
-            rows,
-            note=(
-                f"The model and stories of `streams-thinking`, one seed each, {steps} updates. "
-                "Shares are of 400 stories whose thoughts are all right, each behind right ones. "
-                "Read first, no thought comes before a sentence, so that all caches are alike but "
-                "for positions. The paper: a source that looks at the target costs up to 2.20 "
-                "BLEU, re-encoding gives at most 0.28."
-            ),
-        )
+    steps = abouts[0]["steps"]
+    return Findings(
+        title="Group positions: what a model of sums learns with",
+        topic="methods",
+        command=f"python -m benchmarks.watching.thinking train --cache CACHE --steps {steps} --out "
+        "FOLDER\npython -m benchmarks.watching.thinking compare --models FOLDER,...",
+        columns=LEARNED,
+        rows=rows,
+        note=f"The model and stories of `streams-thinking`, one seed each, {steps} updates. Shares "
+        "are of 400 stories whose thoughts are all right, each behind right ones. Read first, no "
+        "thought comes before a sentence, so that all caches are alike but for positions. The "
+        "paper: a source that looks at the target costs up to 2.20 BLEU, re-encoding gives at most "
+        "0.28.",
+    )
 
 
 def folders(text: str) -> list[Path]:
@@ -426,6 +352,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="thinking", description=(__doc__ or "").splitlines()[0])
     kinds = parser.add_subparsers(dest="kind", required=True)
     learned = kinds.add_parser("train", help="train a model")
+    learned.set_defaults(work=train)
     learned.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     learned.add_argument("--cache", choices=get_args(Cache), default="groups")
     learned.add_argument("--steps", type=int, default=3000)
@@ -433,24 +360,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     learned.add_argument("--seed", type=int, default=0)
     learned.add_argument("--device", default="cpu")
     told = kinds.add_parser("measure", help="tell stories to a model")
+    told.set_defaults(work=findings)
     told.add_argument("--model", type=Path, required=True, metavar="FOLDER")
     told.add_argument("--stories", type=int, default=100)
     told.add_argument("--rates", default="2.5,80,400", help="words a second")
     told.add_argument("--pass-seconds", type=float, default=0.022)
     told.add_argument("--row-seconds", type=float, default=0.0036)
     told.add_argument("--seed", type=int, default=0)
-    told.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    told.add_argument("--json", action="store_true", help="print results as JSON")
+    add_output(told)
     told = kinds.add_parser("compare", help="say what models learned")
+    told.set_defaults(work=compared)
     told.add_argument("--models", type=folders, required=True, metavar="FOLDER,FOLDER")
-    told.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
-    given = parser.parse_args(argv)
-    try:
-        {"train": train, "measure": tell, "compare": compare}[given.kind](given)
-    except PacelineError as error:
-        print(f"paceline: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    add_output(told)
+    return run_script(parser, lambda given: given.work(given), argv)
 
 
 if __name__ == "__main__":
