@@ -444,11 +444,12 @@ def test_an_event_of_bytes_is_told() -> None:
 
 
 def test_a_client_that_says_nothing_is_left() -> None:
-    async def work(socket: Socket) -> None:
+    async def work(socket: Socket) -> Any:
         await socket.until("session.created")
         await asyncio.wait_for(socket.task, 30)
+        return await socket.told()
 
-    talk(work, read_timeout=0.2)
+    assert talk(work, read_timeout=0.2) == 1008
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ _STEP = 0.05  # seconds of sound in which turns are looked for at once
 _PART = RATE // 10  # samples of which pieces that wait are made, if they come in smaller ones
 _SHARE = 4  # of the sound that the server takes on, what waits of a session is a quarter at most
 _WAIT = 15.0  # seconds between looks at an outbox
+_GOODBYE = 1.0  # seconds in which one who is left takes notice
 
 
 class Format(Struct, forbid_unknown_fields=True):
@@ -246,7 +247,12 @@ class Session:
             with suppress(RuntimeError, WebSocketDisconnect):  # the client may have gone
                 await self._fail(error)
                 await socket.close(1011)
-        except (WebSocketDisconnect, TimeoutError):
+        except TimeoutError:
+            seconds = self._settings.read_timeout
+            with suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
+                async with asyncio.timeout(_GOODBYE):
+                    await socket.close(1008, f"nothing was sent, or read, for {seconds:g} s")
+        except WebSocketDisconnect:
             pass
         finally:
             self._close(hosted, held)

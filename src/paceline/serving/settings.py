@@ -58,9 +58,11 @@ class Settings:
     body_timeout: Annotated[
         float, "Seconds in which headers, then a body or the next line of it, must arrive.", _SOME
     ] = 30.0
-    read_timeout: Annotated[float, "Seconds in which a client must read on in a stream.", _SOME] = (
-        60.0
-    )
+    read_timeout: Annotated[
+        float,
+        "Seconds in which a client must read on in a stream, or send on in a WebSocket.",
+        _SOME,
+    ] = 60.0
     shutdown_timeout: Annotated[
         float, "Seconds that accepted requests have to end after SIGTERM.", at_least(0, int | float)
     ] = 30.0
