@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.script import Findings, add_output, run_script
 from benchmarks.speech import live
 from benchmarks.speech.same import COLUMNS as SAME
-from benchmarks.speech.same import clips, rows, same, ways
+from benchmarks.speech.same import clips, elsewhere, rows, same, ways
 
 from paceline.audio.read import read_sound
 from paceline.core.cache import make_dir, read_text, write_atomically
@@ -285,6 +285,10 @@ def _same(given: argparse.Namespace) -> Findings:
     for temperature in given.temperature or [0.0, 0.7]:
         named = ways(given.drafter or ["recycling"], temperature)
         found, encoder = same(asked, sounds, named, temperature)
+        for isa in given.isa or ():
+            way, texts = elsewhere(isa, asked, sounds, temperature)
+            named.append(way)
+            found |= texts
         more, wrong = rows(named, found, encoder, temperature)
         table += more
         faults += [f"temperature {temperature}: {each}" for each in wrong]
@@ -295,14 +299,19 @@ def _same(given: argparse.Namespace) -> Findings:
     for name in ("seconds", "count", "precision", "nodes"):
         if (value := getattr(given, name)) is not None:
             words += f" --{name} {value:g}" if name == "seconds" else f" --{name} {value}"
-    for each in given.drafter or ():
-        words += f" --drafter {each}"
+    for name in ("drafter", "isa"):
+        words += "".join(f" --{name} {each}" for each in getattr(given, name) or ())
     return Findings(
         title=f"One sound, one text: Whisper {Path(given.model).name}, {length}",
         topic="speech",
         command=f"python -m benchmarks.speech same {words}",
         columns=SAME,
         rows=table,
+        note="Pieces are cut without regard to words; equal means every token of every text of a "
+        "piece. Live captions are compared with the same steps without drafts, not with the whole "
+        "file: what a Whisper hears of a part is not what it hears of the whole. The rule of what "
+        "is near the best (`top-gap`) must differ, and so must another seed: a difference is "
+        "found.",
         code=int(bool(faults)),
     )
 
@@ -334,6 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     alike.add_argument("--model", required=True)
     alike.add_argument("--drafter", action="append", help="repeatable; default: recycling")
     alike.add_argument("--nodes", type=int, help="of every draft; default: by cost")
+    alike.add_argument("--isa", action="append", help="instruction set, as avx2; repeatable")
     alike.add_argument("--temperature", type=float, action="append", help="repeatable")
     alike.add_argument("--seconds", type=float, help="of the pieces that sounds are cut to")
     alike.add_argument("--count", type=int, help="of sounds at most")

@@ -3,10 +3,11 @@
     python -m benchmarks.speech same --sounds sounds --model WHISPER --seconds 4 --count 200
 
 Texts are compared token for token, with those of other temperatures where a window was heard anew.
-Beside what one engine writes, alone and without drafts, stand: drafters, a batch of eight, and one
-whose texts give way to others and are read again. A few sounds are also written down live, whose
-drafts are the last captions, beside the same steps without, and in two ways that are wrong on
-purpose and must differ: a rule that takes what is near the best (GAD++), and another seed.
+Beside what one engine writes, alone and without drafts, stand: drafters, a batch of eight, one
+whose texts give way to others and are read again, and, by `--isa`, other instruction sets. A few
+sounds are also written down live, whose drafts are the last captions, beside the same steps
+without, and in two ways that are wrong on purpose and must differ: a rule that takes what is near
+the best (GAD++), and another seed.
 
 Ways take turns at each sound, which is encoded once for all of them; the whole time has it in it.
 """
@@ -15,11 +16,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
+from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from paceline.audio.mel import RATE
 from paceline.audio.read import read_sound
@@ -29,6 +33,7 @@ from paceline.engine.engine import Engine
 from paceline.lab.measure.results import Cell
 from paceline.listening.live import Live
 from paceline.listening.windows import Listener, Listening, Transcription
+from paceline.native import build
 from paceline.registry.loading import load_model, make_engine
 from paceline.registry.options import Options
 
@@ -59,6 +64,7 @@ class Way(NamedTuple):
     seed: int = 0
     differs: bool = False
     yields: bool = False
+    isa: str | None = None
 
 
 @dataclass
@@ -225,6 +231,22 @@ def same(
     return found, spent
 
 
+def elsewhere(
+    isa: str, asked: Options, sounds: Sequence[LogitArray], temperature: float
+) -> tuple[Way, dict[str, Written]]:
+    """Write all sounds down alone, in a process that uses an instruction set of that name.
+
+    InvalidOption: the processor lacks it, or there is none.
+    """
+    way = Way(f"alone, on {isa}", ways((), temperature)[0].options, isa=isa)
+    # What a process has loaded stays, so this one needs its own.
+    with (
+        patch.dict("os.environ", {build.FORCE: isa}),
+        ProcessPoolExecutor(1, get_context("spawn")) as pool,
+    ):
+        return way, pool.submit(same, asked, sounds, [way], temperature).result()[0]
+
+
 def rows(
     named: Sequence[Way], found: Mapping[str, Written], encoder: float, temperature: float
 ) -> tuple[list[list[Cell]], list[str]]:
@@ -237,7 +259,8 @@ def rows(
         equal = sum(a == b for a, b in zip(mine.texts, base.texts, strict=False))
         per = round(mine.stats.committed_tokens / max(1, mine.stats.target_forwards), 2)
         times: list[Cell] = [None, None]
-        if number == len(base.texts) and way.options["max_batch"] == 1 and not way.live:
+        one = way.options["max_batch"] == 1 and not (way.live or way.isa)
+        if number == len(base.texts) and one:
             whole = (mine.seconds + encoder) / (base.seconds + encoder)
             times = [round(mine.seconds / base.seconds, 2), round(whole, 2)]
         table.append([way.name, temperature, number, equal, per, *times])

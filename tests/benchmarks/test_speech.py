@@ -15,6 +15,7 @@ from tests.helpers.tiny_whisper import save_whisper
 from tests.listening.test_windows import engine, noise
 
 from paceline.audio.mel import RATE
+from paceline.native.library import candidates
 from paceline.listening.live import Live
 from paceline.listening.timestamps import Segment
 from paceline.listening.windows import Listener, Listening
@@ -137,14 +138,25 @@ def test_one_sound_has_one_text_and_what_is_wrong_is_found(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ways, "_STEPS", 2)
     monkeypatch.setattr(ways, "FEW", 4)
-    words = f"same --sounds {folder} --model {model} --seconds 1 --count 12 --nodes 4"
+    isa = candidates()[-1]
+    words = f"same --sounds {folder} --model {model} --seconds 1 --count 12 --nodes 4 --isa {isa}"
     assert speech.main([*words.split(), "--record", "same"]) == 0, capsys.readouterr().err
     found = json.loads((tmp_path / "docs/results/data/same.json").read_text())
     rows = {(row[0], row[1]): row for row in found["rows"]}
     assert rows["drafts of recycling", 0.0][2:4] == [12, 12]
     assert rows["a batch of 8, texts give way", 0.7][2:4] == [12, 12]
+    assert rows[f"alone, on {isa}", 0.7][2:] == [12, 12, 1.0, None, None]
     assert rows["another seed", 0.7][3] < rows["another seed", 0.7][2] == 4
     assert rows["drafts of recycling", 0.0][4] > 1, "drafts save forwards"
+
+
+def test_an_instruction_set_that_there_is_not_is_one_line(
+    noises: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, model = noises
+    words = f"same --sounds {folder} --model {model} --seconds 1 --count 1 --isa mmx"
+    assert speech.main(words.split()) == 2
+    assert "instruction set 'mmx'" in capsys.readouterr().err
 
 
 def test_texts_that_differ_are_told() -> None:
