@@ -15,10 +15,10 @@ from tests.helpers.tiny_whisper import save_whisper
 from tests.listening.test_windows import engine, noise
 
 from paceline.audio.mel import RATE
-from paceline.native.library import candidates
 from paceline.listening.live import Live
 from paceline.listening.timestamps import Segment
 from paceline.listening.windows import Listener, Listening
+from paceline.native.library import candidates
 
 live = importlib.import_module("benchmarks.speech.live")
 ways = importlib.import_module("benchmarks.speech.same")
