@@ -7,16 +7,19 @@ The text is real: the documents of this repository, or --text. Ways: *full* keep
 first ones, which is what endless texts do; *recomputed* reads the newest tokens again for every
 token, the dear way that sinks stand for, at every --every-th token. Each bucket has the mean
 negative log-likelihood of its tokens, in nats, the tokens read per second and the tokens cached;
-the note below has all ways at the recomputed tokens. With --decode, sinks also go on by so many
+the note below has all ways at the recomputed tokens. With --keep, what was read is kept in a file,
+a way at a time, and the same command goes on. With --decode, sinks also go on by so many
 tokens from the first bucket that has lost some, and from the last.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -26,6 +29,7 @@ import numpy as np
 from benchmarks.script import Findings, add_output, run_script
 
 from paceline.core import tree
+from paceline.core.cache import write_atomically
 from paceline.core.target import LEAVING, SINKS, Rows, room_of, whole
 from paceline.errors import InvalidOption
 from paceline.lab.measure.machine import machine
@@ -39,6 +43,8 @@ CHUNK = 64
 WAYS = ("full", "window", "sinks", "recomputed")
 
 Row = dict[str, Any]
+Part = tuple[int, list[float], float, int]
+"""The end of some tokens, their nats, seconds, and blocks in use."""
 
 
 def nats(logits: Any, tokens: Sequence[int]) -> list[float]:
@@ -69,7 +75,7 @@ def read(
     window: int,
     leave: Callable[[CpuTarget, PagedCache, Sequence[int]], None] | None,
     marks: dict[int, Any],
-) -> Iterator[tuple[int, list[float], float, int]]:
+) -> Iterator[Part]:
     """Read a text in chunks; yield each chunk's end, nats, seconds and the blocks in use.
 
     Without `leave` all is kept. A copy of the cache is left in `marks` at the places that it names.
@@ -94,9 +100,7 @@ def read(
     target.release(cache)
 
 
-def recomputed(
-    target: CpuTarget, tokens: Sequence[int], window: int, every: int
-) -> Iterator[tuple[int, list[float], float, int]]:
+def recomputed(target: CpuTarget, tokens: Sequence[int], window: int, every: int) -> Iterator[Part]:
     """As `read`, for one token in `every`, behind the newest tokens read anew."""
     for end in range(every, len(tokens) - 1, every):
         begin, cache = perf_counter(), target.open()
@@ -121,11 +125,38 @@ def decoding(target: CpuTarget, cache: PagedCache, tokens: Sequence[int], count:
     return count / (perf_counter() - begin)
 
 
+class _Kept:
+    # What was read by way, in a file, which the same command goes on behind.
+    def __init__(self, path: Path | None, about: str) -> None:
+        self._path, self._about = path, about
+        self.ways: dict[str, list[Part]] = {}
+        self.decoded: list[tuple[int, float]] = []
+        if path is not None and path.is_file():
+            of, self.ways, self.decoded = json.loads(path.read_text(encoding="utf-8"))
+            if of != about:
+                raise InvalidOption(f"--keep {path} is of other settings: name another file")
+
+    def save(self) -> None:
+        if self._path is not None:
+            write_atomically(self._path, json.dumps([self._about, self.ways, self.decoded]))
+
+
+def _told(way: str, parts: Iterable[Part], tokens: int) -> list[Part]:
+    # All parts, told as they come.
+    found = []
+    for part in parts:
+        found.append(part)
+        print(f"{way}: {part[0]} of {tokens}", end="\r", file=sys.stderr)
+    print(file=sys.stderr)
+    return found
+
+
 def measure(given: argparse.Namespace, source: ModelSource) -> dict[str, Any]:
     """Read the text in every way.
 
     Raises:
-        InvalidOption: the text is too short, a way unknown, or the window does not fit.
+        InvalidOption: the text is too short, a way unknown, the window does not fit, or what is
+            kept is of other settings.
         PacelineError: the model cannot be loaded.
     """
     ways = given.ways.split(",")
@@ -151,25 +182,49 @@ def measure(given: argparse.Namespace, source: ModelSource) -> dict[str, Any]:
     target.memory.sharing = False
     places = [whole(given.window) + given.bucket, len(tokens) - 1]
     marks: dict[int, Any] = dict.fromkeys(places if given.decode else ())
-    made: dict[str, Callable[[], Iterator[tuple[int, list[float], float, int]]]] = {
+    made: dict[str, Callable[[], Iterator[Part]]] = {
         "full": lambda: read(target, tokens[: given.full], given.window, None, {}),
         "window": lambda: read(target, tokens, given.window, forget, {}),
         "sinks": lambda: read(target, tokens, given.window, slide, marks),
         "recomputed": lambda: recomputed(target, tokens, given.window, given.every),
     }
+    about = [
+        source.fingerprint,
+        hashlib.sha256(repr(tokens).encode()).hexdigest(),
+        given.precision or source.precision,
+    ]
+    about += [given.window, given.full, given.every, given.decode]
+    kept = _Kept(given.keep, json.dumps(about))
+    for way in ways:
+        if way in kept.ways:
+            continue
+        kept.ways[way] = _told(way, made[way](), len(tokens))
+        if way == "sinks":
+            kept.decoded = [
+                (place, decoding(target, cache, tokens, given.decode))
+                for place, cache in marks.items()
+                if cache is not None
+            ]
+        kept.save()
     buckets: dict[tuple[int, str], Row] = {}
     scores: dict[str, dict[int, float]] = {way: {} for way in ways}
     for way in ways:
-        for end, found, seconds, blocks in made[way]():
+        for end, found, seconds, blocks in kept.ways[way]:
             scores[way].update(zip(range(end - len(found) + 1, end + 1), found, strict=True))
             key = (end - 1) // given.bucket, way
             row = buckets.setdefault(
-                key, {"way": way, "begin": key[0] * given.bucket, "nats": [], "seconds": 0.0}
+                key,
+                {
+                    "way": way,
+                    "begin": key[0] * given.bucket,
+                    "nats": [],
+                    "seconds": 0.0,
+                    "blocks": 0,
+                },
             )
             row["nats"] += found
             row["seconds"] += seconds
-            row["blocks"] = blocks
-        print(f"{way}: done", file=sys.stderr, flush=True)
+            row["blocks"] = max(row["blocks"], blocks)
     rows = [
         {
             "begin": row["begin"],
@@ -181,11 +236,6 @@ def measure(given: argparse.Namespace, source: ModelSource) -> dict[str, Any]:
         }
         for _, row in sorted(buckets.items(), key=lambda each: each[0])
     ]
-    speeds = {
-        place: decoding(target, cache, tokens, given.decode)
-        for place, cache in marks.items()
-        if cache is not None
-    }
     anew = [at for at in scores.get("recomputed", ()) if at > whole(given.window)]
     return {
         "recomputed_tokens": len(anew),
@@ -198,7 +248,7 @@ def measure(given: argparse.Namespace, source: ModelSource) -> dict[str, Any]:
         "trained_context": trained,
         "settings": {"window": given.window, "tokens": len(tokens), "full": given.full},
         "machine": machine(),
-        "decoding": speeds,
+        "decoding": dict(kept.decoded),
         "rows": rows,
     }
 
@@ -270,6 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--decode", type=int, default=0, help="tokens to decode for their speed")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="go on from here if stopped")
     add_output(parser)
     return run_script(parser, findings, argv)
 

@@ -23,6 +23,7 @@ TOKENS = np.random.default_rng(5).integers(3, 300, 900).tolist()
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     source = SimpleNamespace(
         name="tiny",
+        fingerprint="tiny",
         config=CONFIG,
         precision="fp32",
         weights=lambda: WEIGHTS,
@@ -92,6 +93,38 @@ def test_the_command_tells_every_way(
     assert found["at_recomputed"].keys() == {"window", "sinks", "recomputed"}  # full is shorter
     results.validate("some", json.loads((tmp_path / "docs/results/data/some.json").read_text()))
     assert whole(0) == SINKS + LEAVING
+
+
+def test_what_was_read_is_kept(
+    tiny: None,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    sizes = ["--tokens", "600", "--window", str(WINDOW), "--full", "500", "--every", "100"]
+    options = [*sizes, "--bucket", "200", "--decode", "3", "--threads", "1", "--json"]
+    assert endless.main(options) == 0
+    expected = json.loads(capsys.readouterr().out)
+    options += ["--keep", str(tmp_path / "kept.json")]
+    with monkeypatch.context() as patch:
+        patch.setattr(endless, "recomputed", stop)  # the last way
+        assert endless.main(options) == 130
+    with monkeypatch.context() as patch:
+        patch.setattr(endless, "read", stop)  # what the others would read again
+        assert endless.main(options[:-2]) == 130
+        capsys.readouterr()
+        assert endless.main(options) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["decoding"].keys() == expected["decoding"].keys()
+    assert found["at_recomputed"] == expected["at_recomputed"]
+    for mine, theirs in zip(found["rows"], expected["rows"], strict=True):
+        speeds = {"tokens_per_second": 0.0}
+        assert mine | speeds == theirs | speeds
+    assert endless.main([*options, "--every", "50"]) == 2
+    assert "of other settings" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
