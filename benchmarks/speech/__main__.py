@@ -183,6 +183,7 @@ def _findings(
     what: str,
     columns: Sequence[str],
     rows: Sequence[Sequence[results.Cell]],
+    note: str | None = None,
     **more: Any,
 ) -> Findings:
     name = Path(given.model).name
@@ -192,6 +193,7 @@ def _findings(
         command=f"python -m benchmarks.speech {given.kind} --sounds sounds --model {name}",
         columns=columns,
         rows=rows,
+        note=note,
         data={"columns": columns, "rows": rows} | more,
         timed=True,
     )
@@ -265,9 +267,13 @@ def _compare(given: argparse.Namespace, worker: Worker) -> Findings:
         for name, each in texts.items()
     }
     wrong = {name: (sum(each["wrong"]), sum(each["words"])) for name, each in found.items()}
+    for name, (errors, words) in wrong.items():
+        if 2 * errors > words:
+            raise EngineFailed(f"{name} has most words wrong: its model is damaged, or another")
     rows = table(wrong, seconds, spoken)
     what = f"Speech to text by turns: {spoken / 60:.0f} minutes"
-    return _findings(given, what, COLUMNS, rows, seconds=seconds, texts=texts)
+    note = f"Threads: {given.threads}; beam 1, greedy with fallback, rounds: {given.rounds}."
+    return _findings(given, what, COLUMNS, rows, note, seconds=seconds, texts=texts)
 
 
 def _same(given: argparse.Namespace) -> Findings:
