@@ -94,5 +94,5 @@ def test_pages_are_the_same_with_any_prediction(
     ways = {row[0]: row for row in rows}
     assert ways.keys() >= {"alone", "drafts of prompt-lookup", "read, 30% wrong", "read by CPPD"}
     assert all(row[1] == row[2] == 1 for row in rows)
-    assert ways["alone"][4] == 1
-    assert np.isfinite([row[4] for row in rows]).all()
+    assert ways["alone"][3] == 1
+    assert np.isfinite([row[3] for row in rows]).all()
