@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -66,6 +68,31 @@ def test_a_twin_reads_as_it_was_taught_and_learns(weights: Path) -> None:
         with torch.no_grad():
             said.append(int(taught(rows, torch.tensor([said]))[0, -1].argmax()))
     assert recognisers.spelt(said[1:]) == read[0]
+
+
+def test_a_real_recogniser_is_read_by_its_own_dictionary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[np.ndarray] = []
+
+    class Session:
+        def __init__(self, file: Path, options: object, providers: list[str]) -> None:
+            assert options.intra_op_num_threads == 3  # type: ignore[attr-defined]
+
+        def get_inputs(self) -> list[SimpleNamespace]:
+            return [SimpleNamespace(name="x")]
+
+        def run(self, _: None, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+            shown.append(given["x"])
+            return [np.eye(6)[None, [0, 3, 3, 0, 3, 4, 2, 5]]]
+
+    stub = SimpleNamespace(InferenceSession=Session, SessionOptions=SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "onnxruntime", stub)
+    (tmp_path / "ppocr_keys_v5.txt").write_text("blank\na\nb\nC\n-\n \n")
+    pictures = np.full((1, 32, 128), 255, np.uint8)
+    assert recognisers.pp_ocr(tmp_path / "a.onnx", 3)(pictures) == ["ccb"]
+    assert shown[0].shape == (1, 3, 48, 192)
+    assert (shown[0] == 1).all()
 
 
 def test_words_are_read_in_all_ways(
