@@ -175,6 +175,11 @@ def findings(given: argparse.Namespace) -> Findings:
         columns=COLUMNS,
         rows=cells(found),
         note=note(found),
+        figures={
+            f"first token after, s, {row['way']}, clients {row['clients']}": round(row["median"], 2)
+            for row in found["rows"]
+            if row["way"] != "caching"
+        },
         data=found,
         timed=True,
     )

@@ -339,6 +339,7 @@ def compared(given: argparse.Namespace) -> Findings:
         "thought comes before a sentence, so that all caches are alike but for positions. The "
         "paper: a source that looks at the target costs up to 2.20 BLEU, re-encoding gives at most "
         "0.28.",
+        figures={f"right as they come, {row[0]}, %": row[1] for row in rows[:4]},
     )
 
 

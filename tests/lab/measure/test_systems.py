@@ -138,6 +138,7 @@ def test_a_digest_is_of_what_a_method_imports_and_not_of_its_words(
     for name in ("methods", "drafters"):
         shutil.copytree(source / name, package / name)
     monkeypatch.setattr(digests, "_ROOTS", (package.parent, tmp_path))
+    monkeypatch.setattr(digests, "_PACKAGE", package)
     digests._with_imports.cache_clear()
     digests._shape.cache_clear()
 
@@ -155,6 +156,19 @@ def test_a_digest_is_of_what_a_method_imports_and_not_of_its_words(
     shared.write_text(shared.read_text() + "\nMORE = 1\n")
     assert digest("swift") != swift, "a module that it imports of its own house"
     assert digest("suffix-automaton") == automaton
+    script = tmp_path / "benchmarks" / "some.py"
+    script.parent.mkdir()
+    text = "import os\n\ndef measure():\n    return 1\n\ndef main():\n    return 2\n"
+
+    def script_digest(words: str) -> str:
+        script.write_text(words)
+        digests._shape.cache_clear()
+        return digests.code([], ["benchmarks.some"])
+
+    written = script_digest(text)
+    told = text.replace("import os", "import sys\n\nCOLUMNS = 1").replace("return 2", "return 3")
+    assert script_digest(told) == written, "how figures are told is not what they were made from"
+    assert script_digest(text.replace("return 1", "return 3")) != written
     digests._with_imports.cache_clear()
     digests._shape.cache_clear()
 

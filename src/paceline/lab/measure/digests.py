@@ -19,6 +19,8 @@ _ROOTS = (_PACKAGE.parent, _PACKAGE.parents[1])
 """Where dotted names are looked up: the package, and benchmarks beside it."""
 
 _METHODS = "paceline.methods"
+_TELLING = frozenset({"main", "findings", "compared", "note", "cells", "COLUMNS"})
+"""What scripts tell their figures by; these are the same however they are told."""
 
 Methods = Iterable[tuple[table.Kind, str]]
 
@@ -27,7 +29,8 @@ def code(methods: Methods, names: Iterable[str], *texts: str) -> str:
     """Return the digest of methods' modules, of further modules or folders, and of texts.
 
     Of a method counts its module and what this imports of `paceline.methods`, not the engine below,
-    whose texts are held by tests. Comments, docstrings and layout do not count.
+    whose texts are held by tests. Comments, docstrings and layout do not count, and of scripts
+    neither imports nor how they tell what they found.
     """
     files = {path for name in names for path in _files(name)}
     for each in methods:
@@ -86,6 +89,9 @@ def _with_imports(module: str) -> frozenset[Path]:
 @cache
 def _shape(path: Path) -> str:
     """Return a digest of a module's syntax, alike for all versions of Python."""
+    module = ast.parse(path.read_text("utf-8"))
+    if _PACKAGE not in path.parents:
+        module.body = [node for node in module.body if not _tells(node)]
 
     def shape(node: object) -> str:
         if isinstance(node, list):
@@ -97,7 +103,15 @@ def _shape(path: Path) -> str:
         fields = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, [])]
         return f"{type(node).__name__}({','.join(f'{n}={shape(v)}' for n, v in fields)})"
 
-    return hashlib.sha256(shape(ast.parse(path.read_text("utf-8"))).encode()).hexdigest()
+    return hashlib.sha256(shape(module).encode()).hexdigest()
+
+
+def _tells(node: ast.stmt) -> bool:
+    # Whether a part of a script only reads the command line, or puts figures in words.
+    names = [getattr(node, "name", "")]
+    if isinstance(node, ast.Assign):
+        names = [getattr(each, "id", "") for each in node.targets]
+    return isinstance(node, ast.Import | ast.ImportFrom | ast.If) or not _TELLING.isdisjoint(names)
 
 
 @cache
