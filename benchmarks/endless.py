@@ -205,6 +205,8 @@ def measure(given: argparse.Namespace, source: ModelSource) -> dict[str, Any]:
                 for place, cache in marks.items()
                 if cache is not None
             ]
+            for cache in filter(None, marks.values()):
+                target.release(cache)  # the next way needs the room
         kept.save()
     buckets: dict[tuple[int, str], Row] = {}
     scores: dict[str, dict[int, float]] = {way: {} for way in ways}

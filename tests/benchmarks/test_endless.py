@@ -72,12 +72,20 @@ def test_a_recomputed_token_is_scored_by_its_window_alone() -> None:
 
 
 def test_the_command_tells_every_way(
-    tiny: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    tiny: None,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    made, target = [], endless.CpuTarget
+    monkeypatch.setattr(
+        endless, "CpuTarget", lambda *args, **kw: made.append(target(*args, **kw)) or made[-1]
+    )
     sizes = ["--tokens", "850", "--window", str(WINDOW), "--full", "650", "--every", "100"]
     more = ["--bucket", "200", "--decode", "3", "--threads", "1"]
     assert endless.main([*sizes, *more, "--json", "--record", "some"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert made[0].memory.free == made[0].memory.blocks, "each way has all the room"
     count = {
         way: sum(r["tokens"] for r in found["rows"] if r["way"] == way) for way in endless.WAYS
     }
