@@ -110,7 +110,7 @@ def commands(first: str = "") -> typer.Typer:
     places = {"": app, "bench": bench, "train": train, "audit": audit}
     alone = first in _COMMANDS and first not in _GROUPS  # then no plugin is of interest
     found = () if alone else entry_points(group="paceline.commands")
-    plugins = [(each.name, each.value) for each in found]
+    plugins = sorted((each.name, each.value) for each in found)
     known = [*_COMMANDS.items(), *plugins]
     wanted = [each for each in known if each[0].partition(".")[0] == first] or known
     for name, value in wanted:
