@@ -1,4 +1,4 @@
-"""What a memory of constant size still knows of an hour of sound (Flash-VStream).
+"""What memories of constant size still know of an hour of sound (Flash-VStream, VideoStreaming).
 
     python -m benchmarks.watching.memories --sounds FOLDER --record streams-memories
 
@@ -7,6 +7,10 @@ on, short ones or long ones. Frames are two seconds of the log-mels that a Whisp
 sound of a kind is then heard, and asked when there was one like it: its nearest row of a memory,
 and the frame of the hour nearest to that. Memories of as many rows are the clusters, frames drawn
 with equal chances (a reservoir) and the newest ones.
+
+Summaries of clips are what a model makes of a clip and of its last summary. No model was trained to
+summarise sound: frames enter a text model by a random projection, scaled as its embeddings are, and
+the summary that is nearest to one of the sound asked for names a clip. Beside it, means of clips.
 """
 
 from __future__ import annotations
@@ -28,13 +32,18 @@ from paceline.audio.read import read_sound
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 from paceline.lab.measure import results
-from paceline.methods.streams.memories import Sizes, StarMemory
+from paceline.methods.streams.memories import ClipMemory, Sizes, StarMemory
+from paceline.models.pull import DEFAULT_MODEL
+from paceline.models.source import resolve
+from paceline.runtimes.cpu.target import CpuTarget
 
 SECONDS, PATCHES, COARSE = 2, 10, 2
 """Of a frame: how long it is, its rows, and those of a cluster."""
 EVENTS = (3, 30)  # frames of the other sounds, in an hour each
 ASKED = 3  # frames of a question, of which the middle one counts
 ROWS = 25  # of each memory: the paper's clusters
+CLIP, SUMMARY, LAYERS = 15, 4, 10
+"""Frames of a clip, rows of its summary, and layers of the model that makes it."""
 Floats = npt.NDArray[np.float64]
 Row = dict[str, Any]
 
@@ -123,8 +132,10 @@ def hour(sounds: Path, minutes: int, seed: int, event: int) -> tuple[LogitArray,
     else:
         raise InvalidOption(f"{sounds} has {have / RATE / 60:.1f} minutes of WAV: give more")
     sound = np.concatenate(parts)[: minutes * 60 * RATE]
-    draws = np.random.default_rng((seed, 0))
-    places = draws.choice(len(sound) // (SECONDS * RATE * event) - 1, len(KINDS), replace=False)
+    draws, most = np.random.default_rng((seed, 0)), len(sound) // (SECONDS * RATE * event) - 1
+    if most < len(KINDS):
+        raise InvalidOption(f"--minutes {minutes} has no room for {len(KINDS)} sounds: give more")
+    places = draws.choice(most, len(KINDS), replace=False)
     begins = {kind: int(at) * event for kind, at in enumerate(places)}
     for kind, at in begins.items():
         begin = at * SECONDS * RATE
@@ -205,6 +216,8 @@ def measure(given: argparse.Namespace) -> list[Row]:
         found.append(about("the newest frames", points[-ROWS:], asked))
         found.append(_mean(about("drawn frames", each, asked) for each in drawn))
         found.append(_mean(clusters(frames[:count], asked, seed) for seed in range(given.seeds)))
+        heard_last = frames[count:].reshape(len(KINDS), ASKED, *frames.shape[1:])
+        found += clips(frames[:count], heard_last, asked, given.model)
         rows += [row | {"seconds": event * SECONDS} for row in found]
     return rows
 
@@ -220,11 +233,58 @@ def clusters(frames: LogitArray, asked: Questions, seed: int) -> Row:
         if at >= ROWS:
             sizes.add(len(memory.rows()))
     assert memory.weights.sum() == len(frames)
-    tenth = len(spent) // 10
+    tenth = max(1, len(spent) // 10)
     first, last = mean(spent[ROWS : ROWS + tenth]), mean(spent[-tenth:])
     row = about("clusters", memory.centroids, asked)
     print(f"seed {seed}: {row}", file=sys.stderr, flush=True)
     return row | {"first": 1e3 * first, "last": 1e3 * last, "all rows": max(sizes)}
+
+
+def clips(frames: LogitArray, last: LogitArray, asked: Questions, model: str) -> list[Row]:
+    """Let a model summarise clips of an hour and the questions, `[kinds, frames, ...]`.
+
+    PacelineError: the model cannot be loaded.
+    """
+    source = resolve(model)
+    weights = source.weights()
+    target = CpuTarget(source.config, weights, source.precision, kv_tokens=1024, threads=2)
+    draws, embed = np.random.default_rng(0), weights["embed"]
+    size = float(np.sqrt((np.asarray(embed[:1000], dtype=np.float64) ** 2).mean()))
+    begin = np.asarray(embed[:SUMMARY], dtype=np.float32)
+    points = asked.points
+    into = draws.standard_normal((points.shape[1], source.config.hidden_size))
+    mean_of, spread = points.mean(axis=0), points.std(axis=0)
+
+    def rows(some: LogitArray) -> LogitArray:
+        found = ((coarse(some) - mean_of) / spread) @ into
+        scaled: Floats = found * (size / np.sqrt((found**2).mean()))
+        return scaled.astype(np.float32)
+
+    memory = ClipMemory(target, LAYERS, begin, most=len(frames) // CLIP)
+    spent = list[float]()
+    for at in range(0, len(frames), CLIP):
+        start = perf_counter()
+        memory.add(rows(frames[at : at + CLIP]))
+        spent.append(perf_counter() - start)
+    own = [ClipMemory(target, LAYERS, begin).add(rows(each)).mean(axis=0) for each in last]
+    means = points.reshape(-1, CLIP, points.shape[1]).mean(axis=1)
+    nearest_mean = nearest(np.array([coarse(each).mean(axis=0) for each in last]), means)
+    picked = {
+        "summaries of clips": [memory.select(each, 1)[0] for each in own],
+        "means of clips": nearest_mean.tolist(),
+    }
+    tenth = max(1, len(spent) // 10)
+    times = {"first": 1e3 * mean(spent[1 : 1 + tenth]), "last": 1e3 * mean(spent[-tenth:])}
+    found = list[Row]()
+    for name, of in picked.items():
+        right = [
+            asked.begins[kind] < (at + 1) * CLIP and at * CLIP < asked.begins[kind] + asked.event
+            for kind, at in enumerate(of)
+        ]
+        size_of = SUMMARY if name.startswith("summaries") else 1
+        row = {"memory": name, "rows": len(means) * size_of, "right": mean(right), "lost": None}
+        found.append(row | times)
+    return found
 
 
 def _mean(found: Any) -> Row:
@@ -244,7 +304,7 @@ def cells(rows: Sequence[Row]) -> list[list[results.Cell]]:
             row["memory"],
             row["rows"],
             round(100 * row["right"], 1),
-            round(100 * row["lost"], 1),
+            row["lost"] if row["lost"] is None else round(100 * row["lost"], 1),
         ]
         for row in rows
     ]
@@ -253,9 +313,10 @@ def cells(rows: Sequence[Row]) -> list[list[results.Cell]]:
 def findings(given: argparse.Namespace) -> Findings:
     """Measure, and put it as a table."""
     rows = measure(given)
-    star = rows[-1]
+    long = {row["memory"]: row for row in rows[len(rows) // 2 :]}
+    star, told = long["clusters"], long["summaries of clips"]
     return Findings(
-        title=f"Flash-VStream: {given.minutes} minutes of sound in a memory of constant size",
+        title=f"Flash-VStream and VideoStreaming: {given.minutes} minutes in constant memory",
         topic="methods",
         command=f"python -m benchmarks.watching.memories --sounds FOLDER --minutes {given.minutes}",
         columns=COLUMNS,
@@ -267,10 +328,15 @@ def findings(given: argparse.Namespace) -> Findings:
         f"mean. The whole memory has at most {star['all rows']:.0f} rows, its weights sum to the "
         f"frames, and a frame takes {star['first']:.1f} ms in the first tenth and "
         f"{star['last']:.1f} ms in the last. The paper: constant memory and time over hours of "
-        "video.",
+        f"video. Clips of {CLIP * SECONDS} s: right if a clip holds a part of the sound. "
+        f"{LAYERS} layers of {Path(given.model).name}, which nobody trained to summarise, over the "
+        f"last summary, a clip and {SUMMARY} rows take {told['first']:.1f} ms a clip in the first "
+        f"tenth and {told['last']:.1f} ms in the last.",
         figures={
             "long sounds found by clusters, %": round(100 * star["right"], 1),
-            "by drawn frames, %": round(100 * rows[-2]["right"], 1),
+            "by drawn frames, %": round(100 * long["drawn frames"]["right"], 1),
+            "by summaries, %": round(100 * told["right"], 1),
+            "by means of clips, %": round(100 * long["means of clips"]["right"], 1),
         },
         data=rows,
         timed=True,
@@ -282,6 +348,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="memories", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sounds", type=Path, required=True, metavar="FOLDER", help="of speech")
     parser.add_argument("--minutes", type=int, default=60)
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="which summarises clips")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the hour")
     add_output(parser)

@@ -191,11 +191,15 @@ def test_memories_answer_what_they_know(data: Path, monkeypatch: pytest.MonkeyPa
     line = ["--sounds", ".", "--minutes", "4", "--seeds", "2", "--record", "some"]
     assert memories.main(line) == 0
     found = recorded(data / "some.json")["rows"]
-    assert [row[0] for row in found] == [6] * 4 + [60] * 4
-    rows = {row[1]: row[2:] for row in found[:4]}
+    assert [row[0] for row in found] == [6] * 6 + [60] * 6
+    rows = {row[1]: row[2:] for row in found[:6]}
     assert rows["all frames"][1:] == [100, 0]
     assert rows["the newest frames"][1] == 0  # sounds were at the beginning
     assert rows["clusters"][0] <= memories.ROWS
+    assert rows["means of clips"][0] == 120 / memories.CLIP
+    assert rows["summaries of clips"][0] == 120 / memories.CLIP * memories.SUMMARY
+    for name in ("means of clips", "summaries of clips"):  # 12.5% by chance
+        assert rows[name][1] >= 50
 
 
 def test_a_reservoir_keeps_all_with_equal_chances() -> None:
