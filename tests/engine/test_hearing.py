@@ -156,13 +156,13 @@ def test_a_sound_serves_texts_until_it_is_let_go() -> None:
 def counted(of: Engine, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     """Frames that are encoded from now on."""
     found: list[np.ndarray] = []
-    whole = of._hearing._encoding  # type: ignore[union-attr]
+    whole = of.hearing._encoding  # type: ignore[union-attr]
 
     def encoding(frames: np.ndarray) -> Iterator[Any]:
         found.append(frames)
         return whole(frames)
 
-    monkeypatch.setattr(of._hearing, "_encoding", encoding)
+    monkeypatch.setattr(of.hearing, "_encoding", encoding)
     return found
 
 
@@ -230,8 +230,8 @@ def test_an_encoder_that_fails_ends_its_request_alone(
             raise ZeroDivisionError
         yield from encoding(frames)
 
-    assert own._hearing is not None
-    monkeypatch.setattr(own._hearing, "_encoding", failing)
+    assert own.hearing is not None
+    monkeypatch.setattr(own.hearing, "_encoding", failing)
     asked = [own.add([41, 42], LONG, speech=each) for each in (bad, good, bad)]
     done = finish(own, 3)
     assert done[asked[1]].completion is not None

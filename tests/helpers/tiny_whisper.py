@@ -54,7 +54,7 @@ class WhisperWeights(RandomWeights):
 
 def freed(engine: Any) -> bool:
     """Return whether no sound has a memory any more, but those that wait for another like them."""
-    engine._hearing.forget()
+    engine.hearing.forget()
     pool = engine.decoder.target._writer.pool
     return bool(pool.free == pool.blocks)
 

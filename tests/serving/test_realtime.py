@@ -19,6 +19,7 @@ from paceline.audio.mel import RATE
 from paceline.listening.live import Live
 from paceline.listening.windows import Listener, Listening
 from paceline.methods.careless.captions import CausalCaptions
+from paceline.runtimes.cpu import encoder
 from paceline.serving import realtime
 from paceline.serving.model import ServedModel
 from paceline.serving.realtime import Item, Session
@@ -584,6 +585,34 @@ def test_causal_captions_stand_beside_files(by_careless: None) -> None:
     live, beside, alone = asyncio.run(asyncio.wait_for(whole(), 60))
     assert live == [causal(each) for each in sounds]
     assert beside == alone != ""
+
+
+def test_more_causal_captions_than_there_is_room_for_are_each_as_if_alone(
+    by_careless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for two sounds: five turns are open at once, wait, and go on."""
+    sounds = [noise(1.4, seed) for seed in range(5)]
+    wanted = [causal(each) for each in sounds]
+    monkeypatch.setattr(encoder, "_MEMORIES", 2)
+
+    async def whole() -> list[str]:
+        async with serving(own := engine(rows=75), ()) as client:
+            sockets = [Socket(client.service.app) for _ in sounds]
+            for socket, sound in zip(sockets, sounds, strict=True):
+                socket.rate(RATE, transcription={"language": "en"})
+                await socket.until("session.updated")
+                socket.append(sound[:RATE])
+                await socket.until(f"{TEXT}delta")
+            for socket, sound in zip(sockets, sounds, strict=True):
+                socket.append(sound[RATE:])
+                socket.say("input_audio_buffer.commit")
+            done = [await each.until(f"{TEXT}completed") for each in sockets]
+            for each in sockets:
+                await each.leave()
+            assert freed(own)
+        return [each[-1]["transcript"] for each in done]
+
+    assert asyncio.run(asyncio.wait_for(whole(), 60)) == wanted
 
 
 @pytest.mark.parametrize(

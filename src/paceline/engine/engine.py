@@ -113,7 +113,7 @@ class Engine:
         self._breakers = BreakerTokens(tokenizer, decoder.target.capabilities.vocab_size)
         capabilities, target = decoder.target.capabilities, decoder.target
         hears = isinstance(target, Listens) and target.mels
-        self._hearing = Hearing(target) if hears else None
+        self.hearing = Hearing(target) if hears else None
         self.looking = looking
         self._turns = turns_of(decoder.target, capabilities.runtime not in _DIE_IN_FORKS)
         self._mail: dict[int, deque[Event]] = {}  # by request, what its reader has not taken
@@ -479,7 +479,7 @@ class Engine:
     @property
     def hears(self) -> bool:
         """Whether its requests are sounds to write down."""
-        return self._hearing is not None
+        return self.hearing is not None
 
     @property
     def loop(self) -> AutoregressiveDecoder:
@@ -558,8 +558,8 @@ class Engine:
 
     def let_go(self, speech: Speech) -> None:
         """Free what was made of a sound once its requests have ended. Any thread may call this."""
-        if self._hearing is not None:
-            self._turns.later(partial(self._hearing.let_go, speech))
+        if self.hearing is not None:
+            self._turns.later(partial(self.hearing.let_go, speech))
 
     @cached_property
     def grammar(self) -> Grammars:
@@ -703,8 +703,8 @@ class Engine:
 
     def _sensed(self, sequence: Generation) -> bool:
         alone = not self.scheduler.placed
-        if self._hearing is not None and sequence.speech is not None:
-            return self._hearing.hear(sequence.speech, alone)
+        if self.hearing is not None and sequence.speech is not None:
+            return self.hearing.hear(sequence.speech, alone)
         return self.looking is None or self.looking.look(sequence.pictures, alone)
 
     def _begin(self, events: list[Event]) -> None:
@@ -731,8 +731,8 @@ class Engine:
 
     def _finish(self, request: Request) -> None:
         self.scheduler.remove(request)
-        if (speech := request.sequence.speech) is not None and self._hearing is not None:
-            self._hearing.let_go(speech)
+        if (speech := request.sequence.speech) is not None and self.hearing is not None:
+            self.hearing.let_go(speech)
         if self.looking is not None:
             self.looking.drop(request.sequence.pictures)
         if request.sequence.cache is not None:

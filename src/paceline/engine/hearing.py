@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from hashlib import blake2b
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from paceline.core.types import LogitArray
 from paceline.engine.prefill import PIECE_SECONDS, SLOWER
 from paceline.errors import OutOfMemory
 
+T = TypeVar("T")
 _KEPT = 4  # memories without a user: of a file that is sent again, with other settings
 
 
@@ -94,6 +95,8 @@ class Hearing:
         self._encoding, self._release = target.encoding, target.release
         # By the keys of their sounds, the last used behind.
         self._held: dict[bytes, _HeldMemory] = {}
+        # What frees a memory that its owner can make again, the last used behind.
+        self._again: dict[object, Callable[[], None]] = {}
         self._work = Piecewise()
 
     def hear(self, speech: Speech, alone: bool) -> bool:
@@ -109,7 +112,7 @@ class Hearing:
         try:
             made = self._work.go_on(speech, lambda: pieces(speech.frames), alone)
         except OutOfMemory:
-            if not self.forget():
+            if not self._make_room():
                 raise
             made = None
         if made is not None:
@@ -133,6 +136,36 @@ class Hearing:
         for key in gone:
             self._release(self._held.pop(key).memory)
         return bool(gone)
+
+    def hear_on(self, owner: object, more: Callable[[], T], free: Callable[[], None]) -> T:
+        """Return what `more` makes, in a turn of the engine; `free` frees all that it has made.
+
+        That may happen in any later turn, for others: the owner must be able to make it again.
+        Errors are those of `more`; OutOfMemory only if sounds that others write down fill all room.
+        """
+        self._again.pop(owner, None)
+        try:
+            while True:
+                try:
+                    return more()
+                except OutOfMemory:
+                    if not self._make_room():
+                        raise
+        finally:
+            self._again[owner] = free
+
+    def free(self, owner: object) -> None:
+        """Free what an owner has made by `hear_on`, if anything, in a turn."""
+        if (free := self._again.pop(owner, None)) is not None:
+            free()
+
+    def _make_room(self) -> bool:
+        # What nobody uses, else the memory that was not used for the longest time.
+        if self.forget():
+            return True
+        owner = next(iter(self._again), None)
+        self.free(owner)
+        return owner is not None
 
     def _take(self, speech: Speech) -> None:
         held = self._held[speech.key]

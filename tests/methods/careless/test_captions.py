@@ -15,10 +15,11 @@ from tests.listening.test_windows import END, TIMES, engine, noise
 from paceline.audio.mel import MelStream
 from paceline.core.target import Rows
 from paceline.engine.hearing import Speech
-from paceline.errors import InvalidOption
+from paceline.errors import InvalidOption, OutOfMemory
 from paceline.listening.windows import Listener
 from paceline.methods.careless import captions as causal
 from paceline.methods.careless.captions import CausalCaptions, CausalLive, chunk_ends, prompt_of
+from paceline.runtimes.cpu import encoder
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +194,55 @@ def test_captions_stand_beside_requests_and_end_when_they_are_let_go(listener: L
     own.end()
     assert own.forwards == len(forwards) > 0
     assert freed(listener.engine)
+
+
+@pytest.mark.parametrize("piece", [4000, 4840, 9000])
+def test_more_sounds_than_there_is_room_for_change_no_caption(
+    listener: Listener, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for two, and five sounds at once, of one window and of more; a file beside them."""
+    sounds = [noise(seconds, seed) for seed, seconds in enumerate((1.4, 4.0, 1.4, 2.0, 0.9))]
+    alone = [captions(listener, each, piece, look_back=2) for each in sounds]
+    file = Speech(heard(7))
+    wanted = listener.engine.generate([41, 42], max_new_tokens=20, speech=file).token_ids
+    monkeypatch.setattr(encoder, "_MEMORIES", 2)
+    small = Listener(engine(rows=75))
+    every = [CausalCaptions(small, look_back=2) for _ in sounds]
+    found: list[list[list[int]]] = [[] for _ in sounds]
+    for begin in range(0, max(map(len, sounds)), piece):
+        for own, sound, told in zip(every, sounds, found, strict=True):
+            if own.push(sound[begin : begin + piece]):
+                told.append([*own.final, *own.caption])
+        again = Speech(file.frames)
+        said = small.engine.generate([41, 42], max_new_tokens=20, speech=again)
+        assert said.token_ids == wanted
+        small.engine.let_go(again)
+    for own, told in zip(every, found, strict=True):
+        own.end()
+        told.append([*own.final, *own.caption])
+        own.let_go()
+    assert found == alone
+    assert freed(small.engine)
+    listener.engine.let_go(file)
+
+
+def test_captions_beside_files_that_leave_no_room_say_so_and_go_on(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = noise(1.4, 3)
+    alone = captions(listener, sound, 4840)[-1]
+    monkeypatch.setattr(encoder, "_MEMORIES", 1)
+    small = Listener(engine(rows=75))
+    file, own = Speech(heard(7)), CausalCaptions(small)
+    small.engine.generate([41, 42], max_new_tokens=2, speech=file)
+    with pytest.raises(OutOfMemory, match="no room for another sound beside 1"):
+        own.push(sound[:4840])
+    small.engine.let_go(file)  # which is kept for another like it, until the room is needed
+    own.push(sound[4840:])
+    own.end()
+    assert own.caption == alone
+    own.let_go()
+    assert freed(small.engine)
 
 
 def test_wrong_numbers_are_refused(listener: Listener) -> None:

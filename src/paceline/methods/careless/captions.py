@@ -8,6 +8,7 @@ looks at the last two tokens alone, which spares rows of the decoder and leaves 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -84,7 +85,8 @@ class CausalCaptions(Described):
         self._rows = longest // chunk * chunk
         if listener.languages and language not in listener.languages:
             raise InvalidOption(f"language {language!r} is unknown: give a code such as en")
-        self._listener = listener
+        assert listener.engine.hearing is not None  # or there is no listener
+        self._listener, self._hearing = listener, listener.engine.hearing
         self._target: Any = target
         self._turns, self._left = turns_of(target, survives_fork=True), False
         self._context = self._target.capabilities.max_context
@@ -93,6 +95,8 @@ class CausalCaptions(Described):
         self._unsaid = [*rules.suppressed, *range(rules.times, rules.vocabulary)]
         self._chunk, self._look_back, self._language = chunk, look_back, language
         self._mel = MelStream(2 * chunk, listener.mels)
+        # Of the window: what other sounds need the room of is heard anew, to the same bits.
+        self._frames: LogitArray = np.zeros((0, listener.mels), np.float32)
         self._heard: Heard | None = None
         self._prompt = prompt_of(listener, language)
         self._scores: list[float] = []  # of the caption's tokens, when they were last looked at
@@ -129,7 +133,7 @@ class CausalCaptions(Described):
     def let_go(self) -> None:
         """Free what was heard, on any thread: nothing more is heard, also of what is in work."""
         self._left = True
-        self._turns.later(self._free)
+        self._turns.later(partial(self._hearing.free, self))
 
     def _free(self) -> None:
         heard, self._heard = self._heard, None
@@ -142,31 +146,40 @@ class CausalCaptions(Described):
             with self._turns:
                 if self._left:
                     return False
-                past = 0 if self._heard is None else self._heard.memory.length
-                if past == self._rows:
+                if len(self._frames) == 2 * self._rows:
                     self._renew()
-                    past = 0
-                part = frames[: 2 * (self._rows - past)]
-                sees = chunk_ends(past, past + len(part) // 2, self._chunk)
-                self._heard = self._target.hear(part, sees, self._heard)
+                part = frames[: 2 * self._rows - len(self._frames)]
+                self._frames = np.concatenate([self._frames, part])
+                self._window()
             while not self._write():
                 pass
             frames = frames[len(part) :]
         return new
+
+    def _window(self) -> Heard:
+        # All of it, of which only what is not in memory is heard.
+        return self._hearing.hear_on(self, self._whole, self._free)
+
+    def _whole(self) -> Heard:
+        past = 0 if self._heard is None else self._heard.memory.length
+        if self._heard is None or 2 * past < len(self._frames):
+            sees = chunk_ends(past, len(self._frames) // 2, self._chunk)
+            self._heard = self._target.hear(self._frames[2 * past :], sees, self._heard)
+        return self._heard
 
     def _renew(self) -> None:
         # The window is full: another one begins, whose text goes on behind that of this one.
         self.final += self.caption
         before = self.final[-max(1, self._context // 2 - 5) :]
         self._prompt = prompt_of(self._listener, self._language, before)
-        self.caption, self._scores = [], []
-        self._free()
+        self.caption, self._scores, self._frames = [], [], self._frames[:0]
+        self._hearing.free(self)
 
     def _write(self) -> bool:
         # Go on with the caption for a turn; whether it is whole. Requests find the memory between
         # turns as they have left it.
         with self._turns:
-            return self._heard is None or self._written(self._heard)
+            return self._left or self._written(self._window())
 
     def _written(self, heard: Heard) -> bool:
         target, said, end = self._target, self.caption, self._listener.rules.end
