@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import signal
+import threading
 import time
 import wave
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +26,7 @@ from tests.helpers.tiny_whisper import save_whisper
 
 from paceline.audio import read, silence
 from paceline.audio.mel import RATE
-from paceline.cli import live_captions
+from paceline.cli import live_captions, output
 from paceline.cli.app import run
 from paceline.core.cache import open_lines
 from paceline.errors import InvalidOption, ModelError
@@ -32,6 +36,8 @@ from paceline.methods.careless.captions import CausalCaptions
 from paceline.methods.conformer.encoder import ConformerShape, ReferenceConformer, load_conformer
 from paceline.methods.conformer.stream import ConformerStream
 from paceline.serving import logs, server
+
+transcribe: Any = import_module("paceline.cli.transcribe")
 
 
 @pytest.fixture(scope="module")
@@ -282,6 +288,41 @@ def test_standard_input_has_a_name(
     assert run([*command, "-"]) == 0
     out = tmp_path / "out"
     assert (out / "stdin.txt").read_text() == (out / "talk.txt").read_text()
+
+
+def test_standard_input_without_an_end_is_told_of_live(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Where it takes its time, before its end; and where it is too long, as the command ends."""
+    content = Path(sound(tmp_path / "talk.wav")).read_bytes()
+    theirs, ours = os.pipe()
+
+    def come() -> None:
+        os.write(ours, content[:40] + b"\xff" * 4 + content[44:])  # of a writer that knew no size
+        told.wait(30)
+        os.close(ours)
+
+    told, remarks = threading.Event(), list[str]()
+    monkeypatch.setattr(output, "remark", lambda text: (remarks.append(text), told.set()))
+    monkeypatch.setattr(transcribe, "_LATE", 0.05)
+    with os.fdopen(theirs) as stream, monkeypatch.context() as patch:
+        patch.setattr("sys.stdin", stream)
+        coming = threading.Thread(target=come)
+        coming.start()
+        assert run([*command[:-2], "-"]) == 0
+        coming.join()
+    assert remarks[0].endswith("for sound that goes on and on give --live")
+    printed = capsys.readouterr().out
+    assert run([*command[:-2], str(tmp_path / "talk.wav")]) == 0
+    assert capsys.readouterr().out == printed != ""
+    monkeypatch.setattr(read, "read_sound", partial(read.read_sound, longest=0.5))
+    for more in ([], command[-2:]):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        assert run([*command[:-2], "-", *more]) == 2
+        [line] = capsys.readouterr().err.splitlines()[:1]
+        assert "lasts more than 0.5 s: give it in parts, or give --live" in line
+    assert run([*command, str(tmp_path / "talk.wav")]) == 2
+    assert "--live" not in capsys.readouterr().err
 
 
 def finder_file(path: Path, bias: float) -> Path:

@@ -46,7 +46,7 @@ _STREAM = 256 << 20  # bytes of a stream that is no WAV, which is held whole
 
 
 class TooLong(InvalidOption):
-    """A sound lasts longer than was asked for."""
+    """A sound lasts longer than was asked for, or a stream than can be held."""
 
 
 def read_sound(source: Path | BinaryIO, longest: float = LONGEST) -> LogitArray:
@@ -112,7 +112,7 @@ def _sound(file: BinaryIO, name: str) -> Sound:
         return coded_sound(file, name, why)
     rest = file.read(_STREAM)
     if len(rest) == _STREAM:
-        raise InvalidOption(
+        raise TooLong(
             f"{name} has more than {_STREAM >> 20} MiB that are no WAV: give a file of sound"
         )
     return coded_sound(BytesIO(head + rest), name, why)

@@ -121,18 +121,28 @@ def summary(engine: Engine, completion: Completion) -> str:
 
 
 @contextmanager
-def telling(model: str) -> Iterator[None]:
-    """Say on standard error what is done while a model is loaded, where it takes over a second."""
-    log, handler = logging.getLogger("paceline"), _Remarks(logging.INFO)
-    timer = threading.Timer(1.0, lambda: remark(f"loading {model}"))
-    timer.daemon, level = True, log.level
+def told_late(text: str, seconds: float = 1.0) -> Iterator[None]:
+    """Print a `remark` about what is done once it has taken so long."""
+    timer = threading.Timer(seconds, lambda: remark(text))
+    timer.daemon = True
     timer.start()
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
     try:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def telling(model: str) -> Iterator[None]:
+    """Say on standard error what is done while a model is loaded, where it takes over a second."""
+    log, handler = logging.getLogger("paceline"), _Remarks(logging.INFO)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        with told_late(f"loading {model}"):
+            yield
+    finally:
         log.removeHandler(handler)
         log.setLevel(level)
 

@@ -16,7 +16,16 @@ import typer
 
 from paceline.audio.mel import RATE
 from paceline.cli import options as o
-from paceline.cli.output import Interrupt, end, interruptible, progress_bar, remark, telling, write
+from paceline.cli.output import (
+    Interrupt,
+    end,
+    interruptible,
+    progress_bar,
+    remark,
+    telling,
+    told_late,
+    write,
+)
 from paceline.errors import InvalidOption
 from paceline.listening.captions import FORMATS, HEADS, Caption
 from paceline.registry.options import Options
@@ -29,7 +38,12 @@ if TYPE_CHECKING:
 _SILENCE = "Weights of Silero VAD; else those of the package silero-vad, if it is installed."
 _LIVE = "Captions while standard input comes; grey words may change, blue ones were drafted."
 _RATE = "Of raw sound for --live, 16-bit numbers of one channel; WAV tells its own."
-_FILES = "WAV; flac, ogg, mp3, opus by the extra audio; m4a, mp4, webm by av; - is standard input."
+_FILES = (
+    "WAV; flac, ogg, mp3, opus by the extra audio; m4a, mp4, webm by av; up to 12 h each; - is "
+    "standard input, which is read to its end before a word is written, but for --live."
+)
+_WAITS = "standard input is read to its end first: for sound that goes on and on give --live"
+_LATE = 5.0  # seconds until that is said
 
 
 def transcribe(
@@ -52,7 +66,6 @@ def transcribe(
     Several files need `--out`. Ctrl-C ends behind a window, a kill loses that one alone; the same
     command goes on. The exit code is 1 if some of several files were not written down.
     """
-    from paceline.audio.read import read_sound
     from paceline.audio.silence import silero_file
     from paceline.listening.transcripts import places_of
     from paceline.listening.windows import Listening
@@ -87,13 +100,25 @@ def transcribe(
         return
     if len(files) > 1:
         raise InvalidOption("several files are several transcripts: give a folder with --out")
-    sound = read_sound(files[0])  # before the model, which takes longer
+    sound = _read(files[0])  # before the model, which takes longer
     writer, number = load(), 0
     write(HEADS.get(form, ""))
     for _, captions in writer.windows(sound, 0):
         for each in captions:
             number += 1
             write(FORMATS[form](number, *each))
+
+
+def _read(file: Path) -> LogitArray:
+    from paceline.audio.read import TooLong, read_sound
+
+    if str(file) != "-":
+        return read_sound(file)
+    try:
+        with told_late(_WAITS, _LATE):
+            return read_sound(file)
+    except TooLong as error:
+        raise TooLong(f"{error}, or give --live, which writes it down as it comes") from error
 
 
 class _Folder:
@@ -131,13 +156,11 @@ class _Folder:
             raise typer.Exit(1)
 
     def _sounds(self, files: list[Path], stop: Interrupt) -> Iterator[tuple[Path, LogitArray]]:
-        from paceline.audio.read import read_sound
-
         for file in files:
             if stop:
                 return
             try:
-                sound = read_sound(file)
+                sound = _read(file)
             except InvalidOption as error:
                 self._fail(error)
             else:
