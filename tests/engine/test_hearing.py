@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -261,3 +262,29 @@ def test_what_the_encoder_does_not_read_is_refused() -> None:
         own.generate([41, 42], LONG, speech=Speech(sound(1, 152)))
     with pytest.raises(PromptError, match="writes down sound"):
         own.generate([41, 42])
+
+
+@pytest.mark.parametrize(("idle", "remade"), [(0.0, 12), (60.0, 6)])
+def test_who_rests_gives_way_and_else_who_was_last(
+    idle: float, remade: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four that go on by turns, where there is room for three: not each is made anew each time."""
+    monkeypatch.setattr(hearing, "_IDLE", idle)
+    own, there, made = engine(rows=75).hearing, set[int](), list[int]()
+    assert own is not None
+
+    def go_on(owner: int) -> None:
+        if owner not in there:
+            if len(there) == 3:
+                raise OutOfMemory("full")
+            there.add(owner)
+            made.append(owner)
+
+    for _ in range(3):
+        for owner in range(4):
+            own.hear_on(owner, partial(go_on, owner), partial(there.remove, owner))
+    assert len(made) == remade
+    for owner in range(4):
+        own.free(owner)
+        own.free(owner)
+    assert not there

@@ -19,6 +19,7 @@ from paceline.engine.prefill import PIECE_SECONDS, SLOWER
 from paceline.errors import OutOfMemory
 
 T = TypeVar("T")
+_IDLE = 10.0  # seconds after which a sound that was to go on is taken to rest
 _KEPT = 4  # memories without a user: of a file that is sent again, with other settings
 
 
@@ -95,8 +96,8 @@ class Hearing:
         self._encoding, self._release = target.encoding, target.release
         # By the keys of their sounds, the last used behind.
         self._held: dict[bytes, _HeldMemory] = {}
-        # What frees a memory that its owner can make again, the last used behind.
-        self._again: dict[object, Callable[[], None]] = {}
+        # What frees a memory that its owner can make again, and its last use; the latest behind.
+        self._again: dict[object, tuple[Callable[[], None], float]] = {}
         self._work = Piecewise()
 
     def hear(self, speech: Speech, alone: bool) -> bool:
@@ -152,20 +153,24 @@ class Hearing:
                     if not self._make_room():
                         raise
         finally:
-            self._again[owner] = free
+            self._again[owner] = free, perf_counter()
 
     def free(self, owner: object) -> None:
         """Free what an owner has made by `hear_on`, if anything, in a turn."""
-        if (free := self._again.pop(owner, None)) is not None:
-            free()
+        if (found := self._again.pop(owner, None)) is not None:
+            found[0]()
 
     def _make_room(self) -> bool:
-        # What nobody uses, else the memory that was not used for the longest time.
+        # What nobody uses, else the sound that rests for the longest time. Where all go on, the
+        # last one, whose turn is far: by turns each of them would be gone when its turn comes.
         if self.forget():
             return True
-        owner = next(iter(self._again), None)
-        self.free(owner)
-        return owner is not None
+        owners = [*self._again]
+        if not owners:
+            return False
+        rests = perf_counter() - self._again[owners[0]][1] > _IDLE
+        self.free(owners[0 if rests else -1])
+        return True
 
     def _take(self, speech: Speech) -> None:
         held = self._held[speech.key]
