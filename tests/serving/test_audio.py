@@ -206,6 +206,7 @@ def test_windows_begin_where_there_is_speech(finding: None) -> None:
     assert begins[0] >= 1.78
     assert late["segments"][0]["seek"] == round(1.784 * 100)
     assert silent["duration"] == 2.0
+    assert (silent["text"], silent["segments"]) == ("", [])  # as of a file
     assert freed(own)
 
 

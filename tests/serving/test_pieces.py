@@ -98,9 +98,13 @@ def test_streams_follow_the_end_of_the_body() -> None:
 @pytest.mark.parametrize(
     ("lines", "status", "said", "param"),
     [
-        ([b"{\n"], 400, "line 1: it is no JSON", None),
-        ([b"[1]\n"], 400, "line 1: it must be an object", None),
-        ([CHAT, b"nonsense\n"], 400, "line 2: it is no JSON", None),
+        ([b"{\n"], 400, "line 1 is no valid JSON", None),
+        ([b"[1]\n"], 400, "line 1 must be a JSON object", None),
+        ([CHAT, b"nonsense\n"], 400, "line 2 is no valid JSON", None),
+        ([b'{"messages": [{"role": "user", "content": "\xff"}]}\n'], 400, "line 1 is no", None),
+        ([CHAT, b'{"append": "\xff\xfe"}\n'], 400, "line 2 is no valid JSON", None),
+        ([CHAT, b'{"append": "\\ud83d"}\n'], 400, "d83d is half of a UTF-16 pair", None),
+        ([CHAT, b'{"append": ' + b"[" * 3000 + b"\n"], 400, "nested too deeply", None),
         (
             [CHAT, {"append": "a", "temperature": 1}],
             400,
@@ -111,6 +115,9 @@ def test_streams_follow_the_end_of_the_body() -> None:
         ([CHAT, {}], 400, "line 2: it must hold append", "append"),
         ([CHAT, {"append": 5}], 400, "line 2: append: a piece goes on", "append"),
         ([CHAT, {"append": [3]}], 400, "line 2: append: a piece goes on", "append"),
+        ([CHAT, {"append": None}], 400, "line 2: append: a piece goes on", "append"),
+        ([CHAT, {"append": False}], 400, "line 2: append: a piece goes on", "append"),
+        ([CHAT, {"append": {}}], 400, "line 2: append: a piece goes on", "append"),
         ([CHAT, {"messages": []}], 400, "messages", "messages"),
         ([CHAT, {"append": [{"role": "nobody", "content": "a"}]}], 400, "role", "messages"),
         ([CHAT | {"temperature": 9}, {"append": "a"}], 400, "temperature", "temperature"),

@@ -64,10 +64,11 @@ class TranscriptionRequest(TranslationRequest, kw_only=True):
 
 @dataclass(slots=True, kw_only=True)
 class TranscriptPlan(Plan):
-    """A plan whose prompts come one after another."""
+    """A plan whose prompts come one after another. Of a sound without speech no words count."""
 
     transcription: Transcription
     sound: LogitArray
+    speechless: bool
 
 
 def plan_transcript(model: ServedModel, body: TranslationRequest) -> TranscriptPlan:
@@ -94,10 +95,12 @@ def plan_transcript(model: ServedModel, body: TranslationRequest) -> TranscriptP
     seed = secrets.randbits(53) if body.temperature else 0  # else a sound has one transcript
     seed = seed if body.seed is None else body.seed
     spoken = None if model.finder is None else model.finder.speech(sound)
-    if spoken is not None and spoken.begin(0) is None:
-        spoken = None  # the model says so itself, for an answer needs a prompt
+    speechless = spoken is not None and spoken.begin(0) is None
+    heard = sound
+    if speechless:  # an answer needs a prompt: that of its beginning
+        spoken, heard = None, sound[:LEAST]
     try:
-        transcription = listener.begin(sound, body.listening(seed), spoken=spoken)
+        transcription = listener.begin(heard, body.listening(seed), spoken=spoken)
     except InvalidOption as error:
         field = "model" if type(body) is TranslationRequest else "language"
         raise BadRequest(f"{field}: {error}", field) from error
@@ -110,6 +113,7 @@ def plan_transcript(model: ServedModel, body: TranslationRequest) -> TranscriptP
         seconds=len(sound) / RATE,
         transcription=transcription,
         sound=sound,
+        speechless=speechless,
     )
 
 
@@ -157,7 +161,8 @@ class TranscriptAnswer(Answer):
             return []
         going, new = self.plan.transcription, []
         self._read += event.completion.prompt_tokens
-        for segment in going.heard(event.completion):
+        segments = going.heard(event.completion)
+        for segment in () if self.plan.speechless else segments:
             text = self.model.tokenizer.decode(segment.tokens)
             text = text if self._segments else text.lstrip()
             self._segments.append((segment, going.window, text))

@@ -24,7 +24,9 @@ from paceline.serving.protocol import (
     BadRequest,
     ChatRequest,
     CompletionRequest,
+    NoObject,
     ResponsesRequest,
+    object_of,
 )
 
 LINES = "application/x-ndjson"
@@ -74,11 +76,9 @@ class Pieces:
         for line in lines:
             self._count += 1
             try:
-                found = msgspec.json.decode(line)
-            except msgspec.DecodeError as error:
-                raise BadRequest(f"line {self._count}: it is no JSON ({error})") from error
-            if not isinstance(found, dict):
-                raise BadRequest(f"line {self._count}: it must be an object")
+                found = object_of(line)
+            except NoObject as error:
+                raise BadRequest(f"line {self._count} {error}") from error
             self._take(found)
         self.whole = msgspec.json.encode(self._fields)
         return self.whole

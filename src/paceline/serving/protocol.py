@@ -351,16 +351,29 @@ def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[st
             status=413,
         )
     try:
-        fields = msgspec.json.decode(data)
+        fields = object_of(data)
+    except NoObject as error:
+        raise BadRequest(f"the body {error}") from error
+    return checked(kind, fields, strict)
+
+
+class NoObject(ValueError):
+    """Bytes are no JSON object; the message goes on behind their name."""
+
+
+def object_of(data: bytes) -> Json:
+    """Return the JSON object that bytes of a client hold, or raise NoObject."""
+    try:
+        found = msgspec.json.decode(data)
     except RecursionError as error:
-        raise BadRequest("the JSON is nested too deeply: flatten it") from error
+        raise NoObject("is JSON that is nested too deeply: flatten it") from error
     except (msgspec.DecodeError, UnicodeError) as error:
         halves = [found[1] for found in _HALF.finditer(data) if found[1]]
         reason = f"{halves[0].decode()} is half of a UTF-16 pair" if halves else error
-        raise BadRequest(f"the body is no valid JSON ({reason}): mend it") from error
-    if not isinstance(fields, dict):
-        raise BadRequest("the body must be a JSON object")
-    return checked(kind, fields, strict)
+        raise NoObject(f"is no valid JSON ({reason}): mend it") from error
+    if not isinstance(found, dict):
+        raise NoObject("must be a JSON object")
+    return found
 
 
 def checked(
@@ -423,7 +436,7 @@ def _unhidden(fields: Json) -> list[str]:
         value = held[name]
         try:
             fields[name] = msgspec.json.decode(value) if isinstance(value, str) else value
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise BadRequest(
                 f"metadata.{name}: it is no JSON ({error}): mend it", f"metadata.{name}"
             ) from error
