@@ -22,6 +22,7 @@ from paceline.engine.hearing import Speech
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, ModelError, PromptError
+from paceline.listening import windows
 from paceline.listening.timestamps import Segment
 from paceline.listening.windows import HeardWindow, Listener, Listening
 from paceline.models.text import Tokenizer
@@ -93,6 +94,18 @@ def test_drafts_and_batches_do_not_change_a_transcript() -> None:
         for each in sounds:
             other.let_go(each)
         assert freed(other)
+
+
+def test_the_tokenizer_of_another_whisper_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = engine()
+    vocabulary = own.decoder.target.capabilities.vocab_size
+    monkeypatch.setattr(windows, "_OPENAI", (vocabulary,))
+    monkeypatch.setattr(windows, "_TIMES", vocabulary - TIMES)
+    Listener(own)
+    for times in (vocabulary - TIMES - 1, vocabulary - TIMES + 1):
+        monkeypatch.setattr(windows, "_TIMES", times)
+        with pytest.raises(ModelError, match="another Whisper"):
+            Listener(own)
 
 
 def test_segments_lie_in_the_sound_one_behind_another() -> None:

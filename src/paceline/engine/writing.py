@@ -121,8 +121,7 @@ class Writing:
 
 def joined(prompt: Prompt, piece: Prompt) -> Prompt:
     """Return a prompt that goes on by a piece; PromptError if they are of different forms."""
-    known = isinstance(piece, str | list | tuple)
-    if known and (not prompt or (not piece and not isinstance(prompt, str))):
+    if isinstance(piece, str | list | tuple) and not (prompt and piece):
         return piece or prompt
     if isinstance(prompt, str):
         if isinstance(piece, str):

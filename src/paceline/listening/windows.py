@@ -35,6 +35,8 @@ _TEMPERATURES = 5  # behind 0, in equal steps up to 1
 _SURE = -1.0  # least mean log-probability of a text that stands
 _CIRCLES = 2.4  # most bytes of such a text for one that zlib makes of them
 _SILENT = 0.6  # probability of no speech from which on there is none
+_TIMES = 1501  # marks of times
+_OPENAI = (51_864, 51_865, 51_866)  # tokens of English models, of others, of large v3: to the last
 _MARKS = ("endoftext", "startoftranscript", "notimestamps")  # of all models
 _BEFORE = "<|startofprev|>"
 _NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")  # the token of it has one name or the other
@@ -101,6 +103,12 @@ class Listener:
             raise ModelError(f"the tokenizer has no <|{missing[0]}|>: take that of the Whisper")
         vocabulary = engine.decoder.target.capabilities.vocab_size
         times = known["<|notimestamps|>"] + 1
+        last = times + _TIMES
+        if times > vocabulary or (last != vocabulary and vocabulary in _OPENAI):
+            raise ModelError(
+                f"the tokenizer is of another Whisper: its tokens end at {last}, those of the "
+                f"weights at {vocabulary}"
+            )
         end, blank = known["<|endoftext|>"], engine.tokenizer.plain(" ")
         marks = {each for each in known.values() if each < times and each != end}
         own, begin = (None, None) if path is None else unsaid_of(path, vocabulary)
