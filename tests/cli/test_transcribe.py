@@ -186,6 +186,62 @@ def test_what_is_of_something_else_is_left_as_it_is(
     assert run([*command, path]) == 0
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"heard": -5, "captions": []}',
+        '{"heard": 0, "captions": []}',
+        '{"heard": 16001, "captions": []}',
+        '{"heard": 1e999, "captions": []}',
+        '{"heard": 1000.5, "captions": []}',
+        '{"heard": true, "captions": []}',
+        '{"heard": 9000, "captions": []}\n{"heard": 9000, "captions": []}',
+        *(
+            f'{{"heard": 9000, "captions": [[{each}]]}}'
+            for each in (
+                '"a", "b", 3',
+                "0.0, 0.5, 3",
+                '0.0, 1e999, "a"',
+                'NaN, 0.5, "a"',
+                '-1.0, 0.5, "a"',
+                '0.5, 0.2, "a"',
+                '0.0, 2.0, "a"',
+                'false, 0.5, "a"',
+                '0.0, 0.5, "\\ud800"',
+                "0.0, 0.5",
+            )
+        ),
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_part_is_told_and_left(
+    command: list[str],
+    tmp_path: Path,
+    after: Callable[[int, Callable[[], None]], None],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In its windows, behind a line that says of what it is; and in that line itself."""
+    path, part = sound(tmp_path / "talk.wav"), tmp_path / "out" / "talk.txt.part"
+
+    def act() -> None:
+        raise MemoryError
+
+    after(1, act)
+    assert run([*command, path]) == 2
+    monkeypatch.undo()
+    [about] = part.read_text().splitlines()
+    for content in (f"{about}\n{line}\n", f"{line}\n", "null\n"):
+        part.write_text(content)
+        assert run([*command, path]) == 2
+        said = capsys.readouterr().err
+        assert "talk.txt.part" in said
+        assert "delete it" in said
+        assert part.read_text() == content
+        assert not (tmp_path / "out" / "talk.txt").exists()
+
+
 def test_a_full_disk_loses_nothing(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -170,7 +170,8 @@ class _Folder:
         # Yields samples that are heard.
         from paceline.listening.transcripts import KeptTranscript
 
-        with closing(KeptTranscript(place, self._form, writer.about(sound))) as transcript:
+        about = writer.about(sound)
+        with closing(KeptTranscript(place, self._form, about, len(sound))) as transcript:
             for at, captions in writer.windows(sound, transcript.heard):
                 self._seconds += (at - transcript.heard) / RATE
                 transcript.add(at, captions)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.audio.mel import RATE
 from paceline.core.cache import append, open_lines, write_atomically
 from paceline.errors import InvalidOption
 from paceline.listening.captions import ENDS, Caption, whole
@@ -47,28 +48,25 @@ class KeptTranscript:
         heard: samples of the sound that are written down.
     """
 
-    def __init__(self, path: Path, form: str, about: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, form: str, about: Mapping[str, Any], length: int) -> None:
         """Open what an earlier run has of it, if any.
 
         Args:
             path: of the transcript when it is whole.
             form: one of `listening.captions.FORMATS`.
             about: what the transcript is a function of, as JSON has it.
+            length: samples of the sound.
 
         Raises:
             InvalidOption: it cannot be written, or what is there is of something else.
         """
-        self._path, self._form = path, form
+        self._path, self._form, self._about, self._length = path, form, about, length
         self._part = path.with_name(f"{path.name}.part")
-        self._file, (known, self._captions, self.heard) = open_lines(self._part, self._read)
-        if known is None:
+        self._captions: list[Caption] = []
+        self.heard = 0
+        self._file, new = open_lines(self._part, self._read)
+        if new:
             self._append(about)
-        elif known != about:
-            self.close()
-            raise InvalidOption(
-                f"{self._part} is of another sound, model or options: delete it, or give another "
-                "folder"
-            )
 
     def add(self, heard: int, captions: list[Caption]) -> None:
         """Keep what a window said, up to so many samples; raises InvalidOption as at first."""
@@ -99,13 +97,31 @@ class KeptTranscript:
     def _unwritten(self, error: OSError) -> InvalidOption:
         return InvalidOption(f"{self._path} cannot be written ({error.strerror}): {_ADVICE}")
 
-    def _read(self, lines: list[bytes]) -> tuple[Any, list[Caption], int]:
-        # What it is about, None in a new file; what was said; samples that were heard.
+    def _read(self, lines: list[bytes]) -> bool:
+        # Take over what they say; return whether there are none.
         try:
-            about, *windows = [json.loads(line) for line in lines] or [None]
-            said = [Caption(*each) for window in windows for each in window["captions"]]
-            return about, said, int(windows[-1]["heard"]) if windows else 0
-        except (ValueError, KeyError, TypeError) as error:
+            if lines and json.loads(lines[0]) != self._about:
+                raise InvalidOption(
+                    f"{self._part} is of another sound, model or options: delete it, or give "
+                    "another folder"
+                )
+            for line in lines[1:]:
+                self._take(json.loads(line))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InvalidOption(
                 f"{self._part} holds something else than a transcript: delete it"
             ) from error
+        return not lines
+
+    def _take(self, window: Any) -> None:
+        # ValueError, KeyError, TypeError: it is none, or half a character, which no file takes.
+        before, self.heard = self.heard, window["heard"]
+        captions = [Caption(*each) for each in window["captions"]]
+        if type(self.heard) is not int or not before < self.heard <= self._length:
+            raise ValueError(self.heard)
+        last = (self._length + 1) / RATE  # times are rounded
+        for begin, end, text in captions:
+            if {type(begin), type(end)} != {float} or not 0 <= begin <= end <= last:
+                raise ValueError(begin, end)
+            str.encode(text)
+        self._captions += captions
