@@ -242,6 +242,26 @@ def test_a_damaged_part_is_told_and_left(
         assert not (tmp_path / "out" / "talk.txt").exists()
 
 
+def test_what_another_run_writes_down_meanwhile_is_kept(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    files, out = [sound(tmp_path / f"{n}.wav", n) for n in range(2)], tmp_path / "out"
+    kept = read.read_sound
+
+    def slow(file: Path) -> np.ndarray:
+        monkeypatch.setattr(read, "read_sound", kept)
+        assert run([*command, files[0]]) == 0
+        (out / "0.txt").write_text("theirs")
+        capsys.readouterr()
+        return kept(file)
+
+    monkeypatch.setattr(read, "read_sound", slow)
+    assert run([*command, *files]) == 0
+    assert "1 of 1 written down, 0 with an error, 1 before; 1 s of" in capsys.readouterr().err
+    assert (out / "0.txt").read_text() == "theirs"
+    assert sorted(each.name for each in out.iterdir()) == ["0.txt", "1.txt"]
+
+
 def test_a_full_disk_loses_nothing(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -127,12 +127,13 @@ class _Folder:
     def __init__(self, load: Callable[[], _Writer], form: str, out: Path) -> None:
         self._load, self._form, self._out = load, form, out
         self._alone = False
-        self._done = self._failed = 0
+        self._before = self._done = self._failed = 0
         self._seconds = 0.0  # of sound
 
     def fill(self, places: Mapping[Path, Path]) -> None:
         left = [file for file, place in places.items() if not place.exists()]
-        self._alone, start = len(places) == 1, perf_counter()
+        self._alone, self._before = len(places) == 1, len(places) - len(left)
+        start = perf_counter()
         writer = None
         figures = "{task.completed:.0f}/{task.total:.0f} s"
         with progress_bar(figures) as bar, interruptible() as stop:
@@ -147,9 +148,9 @@ class _Folder:
                 except InvalidOption as error:
                     self._fail(error)
         remark(
-            f"{self._out}: {self._done} of {len(left)} written down, {self._failed} with an error, "
-            f"{len(places) - len(left)} before; {self._seconds:.0f} s of sound in "
-            f"{perf_counter() - start:.0f} s"
+            f"{self._out}: {self._done} of {len(places) - self._before} written down, "
+            f"{self._failed} with an error, {self._before} before; {self._seconds:.0f} s of sound "
+            f"in {perf_counter() - start:.0f} s"
         )
         end(not stop)
         if self._failed:
@@ -172,6 +173,9 @@ class _Folder:
 
         about = writer.about(sound)
         with closing(KeptTranscript(place, self._form, about, len(sound))) as transcript:
+            if transcript.done:
+                self._before += 1
+                return
             for at, captions in writer.windows(sound, transcript.heard):
                 self._seconds += (at - transcript.heard) / RATE
                 transcript.add(at, captions)

@@ -45,6 +45,7 @@ class KeptTranscript:
     """A transcript that grows, locked against other runs.
 
     Attributes:
+        done: another run has ended meanwhile, and its transcript is whole: there is nothing to do.
         heard: samples of the sound that are written down.
     """
 
@@ -65,7 +66,12 @@ class KeptTranscript:
         self._captions: list[Caption] = []
         self.heard = 0
         self._file, new = open_lines(self._part, self._read)
-        if new:
+        self.done = path.exists()  # for sure, now that it is locked
+        if self.done:
+            self.close()
+            if new:
+                self._part.unlink(missing_ok=True)
+        elif new:
             self._append(about)
 
     def add(self, heard: int, captions: list[Caption]) -> None:
