@@ -161,6 +161,46 @@ def test_the_same_command_goes_on(
     assert not part.exists()
 
 
+@pytest.mark.parametrize("kind", ["stdin", "fifo"])
+def test_ctrl_c_does_not_wait_for_a_sound_that_comes(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, kind: str
+) -> None:
+    first, ended = sound(tmp_path / "talk.wav"), threading.Event()
+    if kind == "fifo":
+        os.mkfifo(second := str(tmp_path / "more.wav"))
+        reading = os.open(second, os.O_RDWR)  # there is always a writer
+        writing = os.dup(reading)
+    else:
+        second = "-"
+        reading, writing = os.pipe()
+        monkeypatch.setattr("sys.stdin", os.fdopen(os.dup(reading)))
+    os.write(writing, Path(first).read_bytes()[:-1000])
+    late = []
+    kept = read.read_sound
+
+    def press() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        if not ended.wait(10):
+            late.append(second)
+            os.close(reading)
+            os.close(writing)
+
+    def watched(file: Path) -> np.ndarray:
+        if str(file) == second:
+            threading.Timer(0.2, press).start()
+        return kept(file)
+
+    monkeypatch.setattr(read, "read_sound", watched)
+    assert run([*command, first, second]) == 130
+    ended.set()
+    assert not late
+    said = capsys.readouterr().err
+    assert "1 of 2 written down, 0 with an error, 0 before" in said
+    assert "the same command goes on" in said
+    assert [each.name for each in (tmp_path / "out").iterdir()] == ["talk.txt"]
+    os.write(writing, Path(first).read_bytes()[-1000:])  # nobody may wait for it any more
+
+
 def test_what_is_of_something_else_is_left_as_it_is(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

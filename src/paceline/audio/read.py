@@ -7,8 +7,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
-from io import BytesIO
+from io import BytesIO, UnsupportedOperation
 from pathlib import Path
 from typing import BinaryIO
 
@@ -63,13 +62,21 @@ def read_sound(source: Path | BinaryIO, longest: float = LONGEST) -> LogitArray:
         return _heard(_sound(source, "the sound"), "the sound", longest)
     name = "standard input" if str(source) == "-" else str(source)
     try:
-        with nullcontext(sys.stdin.buffer) if str(source) == "-" else source.open("rb") as file:
+        with standard_input() if str(source) == "-" else source.open("rb") as file:
             return _heard(_sound(file, name), name, longest)
     except OSError as error:
         raise InvalidOption(
             f"{name} cannot be read ({error.strerror or error}): give a sound file, or - for "
             "standard input"
         ) from error
+
+
+def standard_input() -> BinaryIO:
+    """Return it anew: Python waits at its end for the lock of `sys.stdin`, which a reader holds."""
+    try:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    except UnsupportedOperation:
+        return BytesIO(sys.stdin.buffer.read())
 
 
 def live_sound(file: BinaryIO, rate: int = RATE) -> Iterator[LogitArray]:

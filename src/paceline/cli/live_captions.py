@@ -6,9 +6,8 @@ import queue
 import shutil
 import sys
 import threading
-from io import BytesIO, UnsupportedOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import typer
 
@@ -140,22 +139,14 @@ class _Microphone:
             live.push(part)
 
     def _read(self, rate: int) -> None:
-        from paceline.audio.read import live_sound
+        from paceline.audio.read import live_sound, standard_input
 
         try:
-            for part in live_sound(_own_input(), rate):
+            for part in live_sound(standard_input(), rate):
                 self._parts.put(part)
             self._parts.put(None)
         except BaseException as error:
             self._parts.put(error)
-
-
-def _own_input() -> BinaryIO:
-    # Python waits at its end for the lock of `sys.stdin`, which a reader may hold for ever.
-    try:
-        return open(sys.stdin.fileno(), "rb", closefd=False)
-    except UnsupportedOperation:
-        return BytesIO(sys.stdin.buffer.read())
 
 
 class _Screen(Protocol):

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
     from paceline.engine.engine import Completion, Engine, Event
     from paceline.models.text import Tokenizer
+
+T = TypeVar("T")
+
+_SOON = 0.1  # seconds until a press is seen where waits cannot be interrupted
 
 
 class Interrupt:
@@ -55,6 +59,29 @@ def interruptible() -> Iterator[Interrupt]:
         yield interrupt
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def left_to_itself(work: Callable[[], T]) -> T:
+    """Return what work does, on a thread of its own: Ctrl-C does not wait for it.
+
+    Nor is it raised within, where libraries in C would take it for the end of a file.
+    """
+    found: list[T] = []
+    faults: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:
+            faults.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_SOON)
+    for each in faults:
+        raise each
+    return found[0]
 
 
 def print_json(value: Any) -> None:

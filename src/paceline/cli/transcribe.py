@@ -17,9 +17,9 @@ import typer
 from paceline.audio.mel import RATE
 from paceline.cli import options as o
 from paceline.cli.output import (
-    Interrupt,
     end,
     interruptible,
+    left_to_itself,
     progress_bar,
     remark,
     telling,
@@ -31,6 +31,8 @@ from paceline.listening.captions import FORMATS, HEADS, Caption
 from paceline.registry.options import Options
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from paceline.core.types import LogitArray
     from paceline.listening.live import LiveMethod
     from paceline.listening.windows import Listening
@@ -113,10 +115,10 @@ def _read(file: Path) -> LogitArray:
     from paceline.audio.read import TooLong, read_sound
 
     if str(file) != "-":
-        return read_sound(file)
+        return left_to_itself(partial(read_sound, file))
     try:
         with told_late(_WAITS, _LATE):
-            return read_sound(file)
+            return left_to_itself(partial(read_sound, file))
     except TooLong as error:
         raise TooLong(f"{error}, or give --live, which writes it down as it comes") from error
 
@@ -134,38 +136,43 @@ class _Folder:
         left = [file for file, place in places.items() if not place.exists()]
         self._alone, self._before = len(places) == 1, len(places) - len(left)
         start = perf_counter()
-        writer = None
         figures = "{task.completed:.0f}/{task.total:.0f} s"
-        with progress_bar(figures) as bar, interruptible() as stop:
-            for file, sound in self._sounds(left, stop):
-                writer = writer or self._load()
-                task = bar.add_task(file.name, total=len(sound) / RATE)
-                try:
-                    for at in self._keep(places[file], sound, writer):
-                        bar.update(task, completed=at / RATE)
-                        if stop:
-                            break
-                except InvalidOption as error:
-                    self._fail(error)
+        with progress_bar(figures) as bar:
+            ended = self._ended({file: places[file] for file in left}, bar)
         remark(
             f"{self._out}: {self._done} of {len(places) - self._before} written down, "
             f"{self._failed} with an error, {self._before} before; {self._seconds:.0f} s of sound "
             f"in {perf_counter() - start:.0f} s"
         )
-        end(not stop)
+        end(ended)
         if self._failed:
             raise typer.Exit(1)
 
-    def _sounds(self, files: list[Path], stop: Interrupt) -> Iterator[tuple[Path, LogitArray]]:
-        for file in files:
-            if stop:
-                return
-            try:
-                sound = _read(file)
-            except InvalidOption as error:
-                self._fail(error)
-            else:
-                yield file, sound
+    def _ended(self, places: Mapping[Path, Path], bar: Progress) -> bool:
+        # Whether Ctrl-C did not come before. It tears no window, unless it comes again.
+        writer = None
+        try:
+            for file, place in places.items():
+                try:
+                    sound = _read(file)
+                except InvalidOption as error:
+                    self._fail(error)
+                    continue
+                writer = writer or self._load()
+                task = bar.add_task(file.name, total=len(sound) / RATE)
+                with interruptible() as stop:
+                    try:
+                        for at in self._keep(place, sound, writer):
+                            bar.update(task, completed=at / RATE)
+                            if stop:
+                                return False
+                    except InvalidOption as error:
+                        self._fail(error)
+                if stop:
+                    return False
+        except KeyboardInterrupt:
+            return False
+        return True
 
     def _keep(self, place: Path, sound: LogitArray, writer: _Writer) -> Iterator[int]:
         # Yields samples that are heard.
