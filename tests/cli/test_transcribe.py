@@ -338,6 +338,19 @@ def test_what_cannot_be_done_is_refused(
     assert "hears nothing" in capsys.readouterr().err
 
 
+def test_a_language_in_capitals_or_empty_is_understood(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    path = sound(tmp_path / "talk.wav")
+    assert run([*command[:-2], path]) == 0
+    plain = capsys.readouterr().out
+    for code in ("en", "EN", ""):
+        assert run([*command[:-2], path, "--language", code]) == 0
+        assert capsys.readouterr().out == plain
+    for code in ("EN", ""):
+        assert lived(command, monkeypatch, raw(0.5), "--language", code) == 0
+
+
 def edited(**changes: Any) -> Callable[[Path], object]:
     """What gives a model another config."""
 

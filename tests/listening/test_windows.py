@@ -198,6 +198,15 @@ def test_the_first_window_tells_the_language(monkeypatch: pytest.MonkeyPatch) ->
     assert transcript.next() is None
 
 
+def test_a_code_in_capitals_or_empty_is_understood() -> None:
+    listener = Listener(engine(rows=75))
+    listener.languages = {"en": 42, "de": 43}
+    for code, known in (("DE", "de"), ("", None), (None, None)):
+        assert listener.begin(noise(1.0), Listening(code)).language == known
+    with pytest.raises(InvalidOption, match="language 'xx' is unknown"):
+        listener.begin(noise(1.0), Listening("XX"))
+
+
 def test_a_transcript_that_goes_on_has_the_language_of_its_first_window() -> None:
     listener = Listener(engine(rows=1500))
     listener.languages = {"en": 42, "de": 43}

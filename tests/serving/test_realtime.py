@@ -135,6 +135,18 @@ def test_a_turn_is_written_down() -> None:
         assert done["usage"]["seconds"] == len(sound) / RATE
 
 
+@pytest.mark.parametrize("code", ["EN", "", None])
+def test_a_language_in_capitals_or_empty_is_understood(code: str | None) -> None:
+    async def work(socket: Socket) -> Json:
+        socket.rate(RATE, transcription={"language": code})
+        socket.append(noise(1.5))
+        socket.say("input_audio_buffer.commit")
+        done: Json = (await socket.until(f"{TEXT}completed"))[-1]
+        return done
+
+    assert talk(work)["transcript"] == offline(noise(1.5))
+
+
 def test_captions_come_before_the_end() -> None:
     async def work(socket: Socket) -> Json:
         socket.rate(RATE)
@@ -617,7 +629,11 @@ def test_more_causal_captions_than_there_is_room_for_are_each_as_if_alone(
 
 @pytest.mark.parametrize(
     ("wanted", "said"),
-    [({}, "language: these captions"), ({"language": "en", "prompt": "x"}, "prompt: these")],
+    [
+        ({}, "language: these captions"),
+        ({"language": ""}, "language: these captions"),
+        ({"language": "en", "prompt": "x"}, "prompt: these"),
+    ],
 )
 def test_what_causal_captions_do_not_do_is_refused(
     by_careless: None, wanted: Json, said: str

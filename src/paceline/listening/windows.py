@@ -47,7 +47,7 @@ class Listening:
     """How to write a sound down.
 
     Attributes:
-        language: its code, such as "en"; None finds it out by the first window.
+        language: its code, such as "en"; None or "" finds it out by the first window.
         translate: to English.
         prompt: text that is taken to come before each window, for its style and its names.
         temperature: 0 chooses the most probable, and draws where the text would not do.
@@ -59,6 +59,10 @@ class Listening:
     prompt: str = ""
     temperature: float = 0.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        code = self.language.lower() if self.language else None
+        object.__setattr__(self, "language", code)
 
 
 class HeardWindow(NamedTuple):

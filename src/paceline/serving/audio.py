@@ -58,8 +58,7 @@ class TranscriptionRequest(TranslationRequest, kw_only=True):
     timestamp_granularities: list[Literal["segment", "word"]] | None = None
 
     def listening(self, seed: int) -> Listening:
-        language = self.language.lower() if self.language else None
-        return Listening(language, False, self.prompt, self.temperature, seed)
+        return Listening(self.language, False, self.prompt, self.temperature, seed)
 
 
 @dataclass(slots=True, kw_only=True)

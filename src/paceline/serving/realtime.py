@@ -334,7 +334,7 @@ class Session:
             raise BadRequest(f"audio: it is no base64 ({error})", "audio") from error
         if len(raw) % 2:
             raise BadRequest("audio: numbers have two bytes: send whole ones", "audio")
-        if self._model.live_by is not None and self._wanted.language is None:
+        if self._model.live_by is not None and not self._wanted.language:
             raise BadRequest(
                 "language: these captions do not find it out: name it in session.update",
                 "language",
