@@ -328,6 +328,7 @@ def test_what_cannot_be_done_is_refused(
         "is no folder for transcripts": [*command[:-1], path, path],
         "--format doc is unknown": [*command, path, "--format", "doc"],
         "hears English alone": [*command, path, "--language", "xx"],
+        "--rate needs --live": [*command, path, "--rate", "16000"],
         "is empty": [*command, str(tmp_path / "talk.flac")],
     }
     for said, asked in cases.items():

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 _SILENCE = "Weights of Silero VAD; else those of the package silero-vad, if it is installed."
 _LIVE = "Captions while standard input comes; grey words may change, blue ones were drafted."
-_RATE = "Of raw sound for --live, 16-bit numbers of one channel; WAV tells its own."
+_RATE = (
+    f"Of raw sound for --live, 16-bit numbers of one channel, {RATE} unless given; WAV tells its "
+    "own."
+)
 _FILES = (
     "WAV; flac, ogg, mp3, opus by the extra audio; m4a, mp4, webm by av; up to 12 h each; - is "
     "standard input, which is read to its end before a word is written, but for --live."
@@ -61,7 +64,7 @@ def transcribe(
     no_silence: Annotated[bool, typer.Option("--no-silence", help="Hear silence, too.")] = False,
     live: Annotated[bool, typer.Option("--live", help=_LIVE)] = False,
     live_by: o.LiveBy = None,
-    rate: Annotated[int, typer.Option(min=1000, max=768_000, help=_RATE)] = RATE,
+    rate: Annotated[int | None, typer.Option(min=1000, max=768_000, help=_RATE)] = None,
 ) -> None:
     """Write down speech, as it becomes final.
 
@@ -83,6 +86,8 @@ def transcribe(
         raise InvalidOption(f"--format {form} needs times, and --live has none: use text or json")
     if live_by is not None and (not live or silence is not None or translate):
         raise InvalidOption("--live-by needs --live: leave out --silence and --translate")
+    if rate is not None and not live:
+        raise InvalidOption("--rate needs --live: files tell their own")
     load = partial(_Writer, asked, Listening(language, translate, seed=seed), finds)
     if live:
         from paceline.cli.live_captions import follow_sound, live_method, own_captions
@@ -90,12 +95,12 @@ def transcribe(
         method: LiveMethod | None = None
         if live_by is not None:
             if (own := own_captions(live_by, asked, language)) is not None:
-                end(follow_sound(own, rate, form), kept=False)
+                end(follow_sound(own, rate or RATE, form), kept=False)
                 return
             method = live_method(live_by, asked)
             if not language:
                 raise InvalidOption(f"--live-by {live_by} needs --language: name it")
-        end(load().follow(rate, form, method), kept=False)
+        end(load().follow(rate or RATE, form, method), kept=False)
         return
     if out is not None:
         _Folder(load, form, out).fill(places_of(files, out, form))
