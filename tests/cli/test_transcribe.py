@@ -322,10 +322,12 @@ def test_what_cannot_be_done_is_refused(
 ) -> None:
     path = sound(tmp_path / "talk.wav")
     (tmp_path / "talk.flac").write_bytes(b"")
+    (tmp_path / "folder" / "talk.txt").mkdir(parents=True)
     cases = {
         "several files are several transcripts": [*command[:-2], path, path],
         "would both be": [*command, path, str(tmp_path / "talk.flac")],
         "is no folder for transcripts": [*command[:-1], path, path],
+        "folder/talk.txt is no file: rename it": [*command[:-1], str(tmp_path / "folder"), path],
         "--format doc is unknown": [*command, path, "--format", "doc"],
         "hears English alone": [*command, path, "--language", "xx"],
         "--rate needs --live": [*command, path, "--rate", "16000"],

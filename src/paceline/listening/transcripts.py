@@ -22,7 +22,8 @@ _ADVICE = "make room, and the same command goes on"
 def places_of(files: Iterable[Path], folder: Path, form: str) -> dict[Path, Path]:
     """Return where each file's transcript is, and make the folder.
 
-    Raises InvalidOption: two would be in the same place, or the folder cannot be made.
+    Raises InvalidOption: two would be in the same place, something else than a file is there, or
+    the folder cannot be made.
     """
     places: dict[Path, Path] = {}
     for file in files:
@@ -31,6 +32,8 @@ def places_of(files: Iterable[Path], folder: Path, form: str) -> dict[Path, Path
         other = next((each for each, known in places.items() if known == place), file)
         if other != file:
             raise InvalidOption(f"{other} and {file} would both be {place}: rename one")
+        if place.exists() and not place.is_file():
+            raise InvalidOption(f"{place} is no file: rename it, or give another folder")
         places[file] = place
     try:
         folder.mkdir(parents=True, exist_ok=True)
