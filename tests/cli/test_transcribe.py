@@ -123,6 +123,28 @@ def test_a_bad_file_does_not_lose_the_others(
     assert run([*command[:1], files[1], "--model", "none", *command[3:]]) == 0
 
 
+def test_names_reach_the_terminal_as_one_line(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Those of files that are cut short or bad, with codes of terminals and of markup in them."""
+    name, clean = "\x1b]0;x\nred[b]", r"\x1b]0;x red[b]"
+    short, bad = sound(tmp_path / f"{name}.wav"), tmp_path / f"{name} bad.wav"
+    Path(short).write_bytes(Path(short).read_bytes()[:-100])
+    bad.write_bytes(b"RIFF")
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stderr.isatty", lambda: True)
+        patch.setenv("COLUMNS", "200")
+        assert run([*command, short, str(bad)]) == 1
+    shown = capsys.readouterr().err
+    assert "\x1b]0" not in shown
+    for said in (".wav is cut short: 100 bytes of", " bad.wav cannot be read", ".wav \x1b["):
+        assert clean + said in shown
+    for path, code, said in ((short, 0, ".wav is cut short"), (str(bad), 2, " bad.wav cannot be")):
+        assert run([*command[:-2], path]) == code
+        [line] = capsys.readouterr().err.splitlines()
+        assert clean + said in line
+
+
 @pytest.mark.parametrize("how", ["Ctrl-C", "error"])
 def test_the_same_command_goes_on(
     command: list[str],

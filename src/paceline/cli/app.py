@@ -17,6 +17,7 @@ import typer
 from typer.main import get_command
 
 from paceline.cli.options import spread_options
+from paceline.cli.output import one_line, remark, remarked
 from paceline.errors import InvalidOption, PacelineError
 from paceline.version import __version__
 
@@ -124,10 +125,9 @@ def commands(first: str = "") -> typer.Typer:
         except Exception as error:
             if (name, value) not in plugins:
                 raise
-            typer.echo(
+            remark(
                 f"paceline: warning: the command {value} cannot be loaded ({error}): mend "
-                "or uninstall it",
-                err=True,
+                "or uninstall it"
             )
     for group in _GROUPS:
         if any(name.partition(".")[0] == group for name, _ in wanted):
@@ -135,6 +135,7 @@ def commands(first: str = "") -> typer.Typer:
     return app
 
 
+@remarked()
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code.
 
@@ -192,7 +193,7 @@ def _check_numbers(command: Any) -> None:
 
 def _say(text: str) -> int:
     with suppress(OSError):
-        typer.echo(f"paceline: error: {' '.join(text.split())}", err=True)
+        typer.echo(f"paceline: error: {one_line(text)}", err=True)
     return 2
 
 

@@ -95,10 +95,16 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def one_line(text: str) -> str:
+    """Return text without line ends and codes of terminals, which names of files may have."""
+    line = " ".join(text.split())
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
+
+
 def remark(text: str) -> None:
     """Print a dim line on standard error."""
     with suppress(OSError):  # what was asked for is worth more than a remark
-        typer.echo(typer.style(text, dim=True), err=True)  # plain where it is no terminal
+        typer.echo(typer.style(one_line(text), dim=True), err=True)  # plain beside a terminal
 
 
 def follow(
@@ -162,16 +168,25 @@ def told_late(text: str, seconds: float = 1.0) -> Iterator[None]:
 @contextmanager
 def telling(model: str) -> Iterator[None]:
     """Say on standard error what is done while a model is loaded, where it takes over a second."""
-    log, handler = logging.getLogger("paceline"), _Remarks(logging.INFO)
+    log = logging.getLogger("paceline")
     level = log.level
-    log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
         with told_late(f"loading {model}"):
             yield
     finally:
-        log.removeHandler(handler)
         log.setLevel(level)
+
+
+@contextmanager
+def remarked() -> Iterator[None]:
+    """Make what the package logs remarks."""
+    log, handler = logging.getLogger("paceline"), _Remarks()
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 class _Remarks(logging.Handler):

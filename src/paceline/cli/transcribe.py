@@ -20,6 +20,7 @@ from paceline.cli.output import (
     end,
     interruptible,
     left_to_itself,
+    one_line,
     progress_bar,
     remark,
     telling,
@@ -155,6 +156,8 @@ class _Folder:
 
     def _ended(self, places: Mapping[Path, Path], bar: Progress) -> bool:
         # Whether Ctrl-C did not come before. It tears no window, unless it comes again.
+        from rich.markup import escape
+
         writer = None
         try:
             for file, place in places.items():
@@ -164,7 +167,7 @@ class _Folder:
                     self._fail(error)
                     continue
                 writer = writer or self._load()
-                task = bar.add_task(file.name, total=len(sound) / RATE)
+                task = bar.add_task(escape(one_line(file.name)), total=len(sound) / RATE)
                 with interruptible() as stop:
                     try:
                         for at in self._keep(place, sound, writer):
