@@ -510,6 +510,10 @@ def test_silence_is_skipped(command: list[str], tmp_path: Path, capsys: Any) -> 
     assert "contradict" in capsys.readouterr().err
     (tmp_path / "out" / "talk.txt").unlink()
     assert run([*command, path, "--silence", path]) == 2
+    for other in (tmp_path / "nowhere", tmp_path):
+        capsys.readouterr()
+        assert run([*command, path, "--silence", str(other)]) == 2
+        assert f"{other} is no file: give --silence silero_vad" in capsys.readouterr().err
 
 
 def raw(seconds: float, seed: int = 0) -> bytes:

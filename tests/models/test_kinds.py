@@ -85,8 +85,24 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "dflash": (texts(config_dot_json=DFLASH, model_dot_safetensors=b"\1"), "DFlash drafter"),
     "mlx": (texts(config_dot_json=MLX, model_dot_safetensors=b"\1"), "MLX's 4-bit format"),
     "pickles": (texts(config_dot_json="{}", pytorch_model_dot_bin=b"PK"), "pickled weights"),
+    "pickles, words": (texts(vocabulary_dot_txt="a", model_dot_pt=b"PK"), "pickled weights"),
     "pickle": (only("consolidated.00.pth", b"PK\3\4"), "pickled weights"),
     "unnamed pickle": (only("weights", b"\x80\x02}q"), "pickled weights"),
+    "empty pickle": (only("ggml-base.bin", b""), "damaged (it is empty): download it again"),
+    "zeros": (only("ggml-base.bin", bytes(600)), "is not a GGUF file"),
+    **{
+        f"CTranslate2, {name}": (
+            texts(config_dot_json="{}", vocabulary_dot_txt="a", tokenizer_dot_json="{}", **files),
+            "is a model of CTranslate2 without a whole model.bin: download it again",
+        )
+        for name, files in {
+            "nothing": {},
+            "empty": {"model_dot_bin": b""},
+            "zeros": {"model_dot_bin": bytes(600)},
+            "others": {"model_dot_bin": b"\7" * 600},
+            "a folder": {"model_dot_bin__a": b""},
+        }.items()
+    },
     "onnx": (texts(config_dot_json="{}", onnx__model_dot_onnx=b"\x08"), "ONNX"),
     "onnx file": (only("m.onnx", b"\x08\0"), "ONNX"),
     "modelfile": (only("Modelfile", "# mine\nFROM ./m.gguf\n"), "a Modelfile"),

@@ -60,6 +60,11 @@ class SpeechFinder:
 
     def __init__(self, path: Path) -> None:
         """Read the weights; raises ModelError if the file cannot be read, or is of another net."""
+        if not path.is_file():
+            raise ModelError(
+                f"{path} is no file: give --silence silero_vad_16k.safetensors of the package "
+                "silero-vad"
+            )
         files = SafetensorsFiles(path)
         self._tables: dict[str, _Table] = {}
         for name, shape in _SHAPES.items():

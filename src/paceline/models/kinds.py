@@ -14,6 +14,7 @@ _PICKLES = (".bin", ".pth", ".pt", ".ckpt")
 _LFS = "a git-lfs pointer and not the file itself: run `git lfs pull`, or download it again"
 _ADAPTER = "a LoRA adapter and no model: give its base model, and this with --adapter"
 _PICKLED = "of pickled weights, which can run code and are not read: convert it to safetensors"
+_CT2 = "a model of CTranslate2 without a whole model.bin: download it again"
 _ONNX = "an ONNX model: give its GGUF file or Hugging Face directory"
 _MATRIX = "an importance matrix and no model: give the model's file"
 _EYE = "the part of a model that sees pictures (mmproj): give the language model"
@@ -37,7 +38,7 @@ def check_file(path: Path) -> None:
         return
     elif path.suffix == ".safetensors":
         found = "weights alone: give the directory of the model"
-    elif path.suffix in _PICKLES or head[:2] in (b"PK", b"\x80\x02"):
+    elif (any(head) and path.suffix in _PICKLES) or head[:2] in (b"PK", b"\x80\x02"):
         found = _PICKLED
     elif path.suffix == ".onnx":
         found = _ONNX
@@ -66,6 +67,7 @@ def model_in(path: Path) -> Path:
     names = {each.name for each in path.iterdir()}
     weights = sorted(each for each in names if each.endswith(".safetensors"))
     ggufs = first_parts(each for each in sorted(names) if each.endswith(".gguf"))
+    pickles = {each for each in names if each.endswith(_PICKLES)}
     for name in (*weights, *names.intersection({"tokenizer.json", "config.json"})):
         with (path / name).open("rb") as file:
             if file.read(len(_POINTER)) == _POINTER:
@@ -83,7 +85,9 @@ def model_in(path: Path) -> Path:
         return path / ggufs[0]
     elif ggufs and not weights:
         found = f"a folder of several models: give one of {', '.join(ggufs)} itself"
-    elif not weights and any(each.endswith(_PICKLES) for each in names):
+    elif not weights and names & {"vocabulary.txt", "vocabulary.json"} and pickles <= {"model.bin"}:
+        found = _CT2  # whole ones are read elsewhere
+    elif not weights and pickles:
         found = _PICKLED
     elif not weights and [*path.glob("*.onnx"), *path.glob("onnx/*.onnx")]:
         found = _ONNX
