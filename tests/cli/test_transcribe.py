@@ -223,6 +223,24 @@ def test_ctrl_c_does_not_wait_for_a_sound_that_comes(
     os.write(writing, Path(first).read_bytes()[-1000:])  # nobody may wait for it any more
 
 
+def test_ctrl_c_is_not_the_end_of_a_sound(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    kept = read.read_sound
+
+    def like_a_library(file: Path) -> np.ndarray:  # in C, which takes it for the end of the file
+        try:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(0.3)
+        except KeyboardInterrupt:
+            pass
+        return kept(file)[: RATE // 2]
+
+    monkeypatch.setattr(read, "read_sound", like_a_library)
+    assert run([*command[:-2], sound(tmp_path / "talk.wav")]) == 130
+    assert capsys.readouterr().out == ""
+
+
 def test_what_is_of_something_else_is_left_as_it_is(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
