@@ -9,6 +9,7 @@ import pytest
 
 from paceline import weights
 from paceline.errors import InvalidOption, ModelError
+from paceline.models.adapters import LoraAdapter
 from paceline.models.source import resolve
 from paceline.networks.weights import shipped_cards
 from paceline.registry.loading import load, load_model, make_engine
@@ -37,6 +38,19 @@ def test_all_weights_are_found() -> None:
     assert len(weights.folders()) == 2
     for name in ("lists-bd", "lists-order", "lists-blockffn", "deer-smollm2-135m"):
         assert resolve(name).config.layers
+
+
+def test_an_adapter_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = LoraAdapter("causal-whisper-base=0.5")
+    assert len(found.factors) == 72  # of four matrices of six layers, three times
+    assert found.scale == 0.5
+    (tmp_path / "causal-whisper-base").mkdir()  # what is here comes first
+    with pytest.raises(ModelError, match="is no adapter"):
+        LoraAdapter("causal-whisper-base")
+    for other in ("../adapters", "adapters", "*", ""):
+        with pytest.raises(ModelError, match="is no adapter"):
+            LoraAdapter(other)
 
 
 @pytest.mark.usefixtures("alone")

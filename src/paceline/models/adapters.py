@@ -30,6 +30,7 @@ from paceline.native.blocks import GROUP, PLAIN
 from paceline.native.library import library
 from paceline.native.packed import Packed
 from paceline.native.program import Program
+from paceline.weights import weight_files
 
 _ROWS = 1024  # of a matrix, merged at once
 
@@ -59,7 +60,7 @@ class LoraAdapter:
     """An adapter as its files have it: factors by the names of the matrices that they change."""
 
     def __init__(self, given: str) -> None:
-        """Read PATH or PATH=SCALE: a GGUF file, or PEFT's folder.
+        """Read PATH or PATH=SCALE: a GGUF file, PEFT's folder, or the name of one that ships.
 
         Raises ModelError if there is none, it is damaged, or it says more than factors can.
         """
@@ -67,6 +68,8 @@ class LoraAdapter:
         if not sign or Path(given).expanduser().exists():
             path, scale = given, "1"
         self.path = Path(path).expanduser()
+        if not self.path.exists() and re.fullmatch(r"\w[\w.-]*", path):
+            self.path = next(weight_files(f"adapters/{path}"), self.path)
         try:
             self.scale = float(scale)
         except ValueError:

@@ -35,7 +35,8 @@ class Options(RuntimeOptions):
     ] = DEFAULT_MODEL
     adapter: Annotated[
         list[str] | None,
-        "LoRA adapter, PATH or PATH=SCALE: a GGUF file or PEFT's folder; repeatable.",
+        "LoRA adapter, PATH or PATH=SCALE: a GGUF file, PEFT's folder, or the name of one that "
+        "ships; repeatable.",
     ] = None
     mmproj: Annotated[
         str | None,

@@ -56,7 +56,7 @@ class CausalCaptions(Described):
 
     name: ClassVar[str] = "careless-whisper"
     guarantee: ClassVar[str] = "lossy: another encoder; streaming is its masked pass, bit for bit"
-    requires: ClassVar[str] = "a Whisper and an adapter for it (paceline train causal); none ships"
+    requires: ClassVar[str] = "a Whisper and its adapter (paceline train causal; base's ships)"
     paper: ClassVar[str] = "after CarelessWhisper, Krichli et al. 2025, arXiv:2508.12301"
 
     def __init__(
