@@ -97,7 +97,9 @@ def test_all_ways_are_answered_and_recorded(
     found = [json.loads(each) for each in Path("verdict.jsonl").read_text().splitlines()]
     assert len(found) == 5
     assert all(set(each) == {"a", "b", "vote", "alone", "verdict"} for each in found)
-    assert all(each["a"] == each["b"] and each["a"][1] > 0 for each in found), "one model"
+    # One model; how often it runs also depends on what passes took.
+    assert all(each["a"][0] == each["b"][0] for each in found)
+    assert all(each[name][1] > 0 for each in found for name in "ab")
     written = json.loads(Path("docs/results/data/some.json").read_text())
     results.validate("some", written)
     assert [row[0] for row in written["rows"]] == ["a", "b", "vote", "alone", "verdict"]
