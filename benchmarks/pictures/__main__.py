@@ -38,7 +38,7 @@ from paceline.models.source import resolve
 from paceline.registry.options import Options
 from paceline.runtimes.torch.model import TorchModel
 
-_NUMBERS = ("steps", "batch", "questions", "pictures", "seed")
+_NUMBERS = ("steps", "word_steps", "batch", "questions", "pictures", "seed")
 
 
 def learn(out: Path, model: str, threads: int, recipe: ConnectorRecipe, start: Path | None) -> None:

@@ -1,13 +1,13 @@
 """Training of a connector: it makes rows of a frozen text model of what a frozen tower saw.
 
 As in LLaVA's first stage (Liu et al. 2023, arXiv:2304.08485) the loss is that of answers, through
-the text model. The connector begins as what makes of a shape the sum of the embeddings of words
-that name it, so that the text model has something to read from the first update on.
+the text model. First vectors are learned for words of a thing, with no picture: what the text model
+reads best. Then the connector begins as what says these words, and learns from answers itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from benchmarks.pictures.scenes import KINDS, PLACES, Question, Scene, ask, draw
+from benchmarks.pictures.scenes import COLOURS, KINDS, PLACES, SHAPES, Question, Scene, ask, draw
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -25,8 +25,8 @@ from paceline.core.options import at_least
 from paceline.core.types import IntArray, LogitArray
 from paceline.lab.training.checkpoint import digest
 from paceline.lab.training.data import Text
-from paceline.lab.training.optimisers import Rated, optimisers, update
-from paceline.lab.training.recipe import MatrixRate, Precision, Recipe, Steps, VectorRate
+from paceline.lab.training.optimisers import Rated, adam, optimisers, update
+from paceline.lab.training.recipe import RATE, MatrixRate, Precision, Recipe, Steps, VectorRate
 from paceline.lab.training.run import TrainingTask
 from paceline.models.ops import Heads
 from paceline.models.pictures import Pixels
@@ -38,9 +38,13 @@ JUDGED = 64
 """Scenes of a set that a connector is judged by."""
 
 _COVERED = 0.15  # share of a square's pixels, from which on it is of a shape
-_NAMED = 320  # scenes that it begins with
-_NAMING = 200  # updates of its beginning
+_NORMED = 320  # scenes that inputs are normed by
+_NAMED = 1000  # scenes that it begins with
+_NAMING = 500  # updates of its beginning
 _TOGETHER = 8  # scenes of one
+
+_SAID = tuple(COLOURS), tuple(SHAPES), PLACES
+"""Words for a thing."""
 
 _ANSWERS, _NEW, _NEW_PAIRS = range(3)  # what scenes are drawn for
 
@@ -51,10 +55,12 @@ class ConnectorRecipe(Recipe):
 
     steps: Steps = 560
     batch: Annotated[int, "Pictures per update.", at_least(1)] = 2
+    word_steps: Annotated[int, "Updates before, of vectors for words alone.", at_least(0)] = 250
     questions: Annotated[int, "About a picture, one of them for all in it.", at_least(1)] = 3
     pictures: Annotated[int, "Different ones.", at_least(1)] = 3000
     matrix_rate: MatrixRate = 0.01
     vector_rate: VectorRate = 1e-3
+    word_rate: Annotated[float, "Peak learning rate of vectors for words.", RATE] = 3e-3
     training_precision: Precision = "bf16"
 
 
@@ -98,6 +104,44 @@ class Connector(nn.Module):
         self.get_parameter("second_bias").copy_(folded["second.bias"])
 
 
+class Words(nn.Module):
+    """What rows say of a thing: the sum of a vector of its colour, one of its shape, its place.
+
+    Each has four, by the parity of a row's line and column: in two of them the colour is loud, in
+    two the shape, since a model of text finds a word best beside another. Rows of nothing have
+    vectors of their own.
+    """
+
+    def __init__(self, words: Sequence[Tensor], rows: int) -> None:
+        """Begin with embeddings.
+
+        Args:
+            words: float32 `[count, width]` of colours, of shapes, of places.
+            rows: of a picture.
+        """
+        super().__init__()
+        starts = np.cumsum([0, *map(len, words)])
+        self._starts = [int(each) for each in starts[:-1]]
+        loud = torch.repeat_interleave(
+            torch.tensor([[1, 0.1, 0.25], [0.1, 1, 0.25], [0.1, 1, 0.25], [1, 0.1, 0.25]]),
+            torch.tensor([len(each) for each in words]),
+            dim=1,
+        )
+        self.words = nn.Parameter(loud[..., None] * torch.cat(list(words)))
+        self.blank = nn.Parameter(torch.zeros(rows, words[0].shape[1]))
+
+    def forward(self, said: IntArray) -> Tensor:
+        """Return float32 `[rows, width]` of `[rows, 3]`: colour, shape and place; -1 of nothing."""
+        side = round(len(said) ** 0.5)
+        role = np.add.outer(2 * (np.arange(side) % 2), np.arange(side) % 2).ravel()
+        some = np.nonzero(said[:, 0] >= 0)[0]
+        vectors = sum(
+            self.words[role[some], start + said[some, part]]
+            for part, start in enumerate(self._starts)
+        )
+        return self.blank.index_add(0, torch.from_numpy(some), torch.as_tensor(vectors))
+
+
 class ConnectorTask(TrainingTask[ConnectorRecipe, dict[str, dict[str, float]]]):
     """A connector, on questions about drawn scenes.
 
@@ -125,12 +169,14 @@ class ConnectorTask(TrainingTask[ConnectorRecipe, dict[str, dict[str, float]]]):
         """
         super().__init__(recipe)
         self._start = start
-        self.steps, self.vision = recipe.steps, vision
+        self._first = recipe.word_steps if start is None else 0
+        self.steps, self.vision = self._first + recipe.steps, vision
         self._model, self._tokenizer, self._look, self._kept = model, tokenizer, look, kept
         self._dtype = model.embed(torch.tensor([0])).dtype
         seen = vision.tower.width * vision.side**2
         self.connector = Connector(seen, model.config.hidden_size, self.generator)
-        self.module = self.connector
+        self.words = Words([self._embedded(each) for each in _SAID], vision.rows)
+        self.module = nn.ModuleDict({"connector": self.connector, "words": self.words})
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -139,7 +185,13 @@ class ConnectorTask(TrainingTask[ConnectorRecipe, dict[str, dict[str, float]]]):
 
     def optimisers(self) -> list[Rated]:
         named = dict(self.connector.named_parameters())
-        return optimisers(named, self.recipe.matrix_rate, self.recipe.vector_rate)
+        rated = optimisers(named, self.recipe.matrix_rate, self.recipe.vector_rate)
+        return [*rated, adam(self.words.parameters(), self.recipe.word_rate)]
+
+    def _embedded(self, texts: Iterable[str]) -> Tensor:
+        # Of each text the sum of its tokens' embeddings, `[texts, width]`.
+        ids = [torch.tensor(self._tokenizer.encode(f" {each}")) for each in texts]
+        return torch.stack([self._model.embed(each).float().sum(0) for each in ids])
 
     def scene(self, number: int, purpose: int = _ANSWERS) -> Scene:
         """Return a scene, of the training or one that is held out."""
@@ -161,39 +213,44 @@ class ConnectorTask(TrainingTask[ConnectorRecipe, dict[str, dict[str, float]]]):
         return torch.from_numpy(self._seen[number].astype(np.float32))
 
     def begin(self) -> None:
-        count = min(_NAMED, self.recipe.pictures)
-        saw = torch.stack([self._saw(each) for each in range(count)])
-        flat = saw.flatten(0, 1)
+        count = min(_NORMED, self.recipe.pictures)
+        flat = torch.cat([self._saw(each) for each in range(count)])
         self.connector.get_buffer("mean").copy_(flat.mean(0))
         self.connector.get_buffer("spread").copy_(flat.std(0).clamp_min(1e-3))
         if self._start is not None:
             self.connector.unfold(self._start)
-            return
-        told = torch.stack([self._named(self.scene(each)) for each in range(count)])
+        elif not self._first:
+            self._learn_words()
+
+    def _learn_words(self) -> None:
+        # Bring the connector to say what the words are.
+        count = min(_NAMED, self.recipe.pictures)
+        with torch.no_grad():
+            told = torch.stack([self._said(each) for each in range(count)])
         rated, parameters = self.optimisers(), list(self.connector.parameters())
         for step in range(_NAMING):
             for optimiser, peak in rated:
                 for group in optimiser.param_groups:
                     group["lr"] = self.recipe.scheduled(peak, step, _NAMING)
-            some = torch.from_numpy(self.rng.integers(count, size=_TOGETHER))
-            away = functional.mse_loss(self.connector(saw[some]), told[some])
+            some = self.rng.integers(count, size=_TOGETHER)
+            saw = torch.stack([self._saw(int(each)) for each in some])
+            away = functional.mse_loss(self.connector(saw), told[some])
             update(parameters, rated, away / told.var(), self.recipe.clip)
 
-    def _named(self, scene: Scene) -> Tensor:
-        # What rows begin as, `[rows, width]`: words for what covers a square, as one embedding.
-        grid = self.vision.tower.grid // self.vision.side
+    def _said(self, number: int) -> Tensor:
+        # What the words say of a scene of the training, `[rows, width]`.
+        scene, grid = self.scene(number), self.vision.tower.grid // self.vision.side
         side = len(scene.pixels) // grid
         inked = (scene.pixels != scene.pixels[0, 0]).any(-1)
         covered = inked.reshape(grid, side, grid, side).mean((1, 3)) > _COVERED
-        out = torch.zeros((grid * grid, self._model.config.hidden_size))
-        for each in scene.things:
-            words = self._tokenizer.encode(f" {each.name} {PLACES[each.place]}")
-            line, column = divmod(each.place, 3)
-            for row, (r, c) in enumerate(np.ndindex(grid, grid)):
-                here = int((r + 0.5) * 3 / grid), int((c + 0.5) * 3 / grid)
-                if covered[r, c] and here == (line, column):
-                    out[row] = self._model.embed(torch.tensor(words)).float().sum(0)
-        return out / 2
+        said = np.full((grid * grid, len(_SAID)), -1)
+        for row, (r, c) in enumerate(np.ndindex(grid, grid)):
+            here = int((r + 0.5) * 3 / grid) * 3 + int((c + 0.5) * 3 / grid)
+            for each in scene.things:
+                if covered[r, c] and each.place == here:
+                    named = each.colour, each.shape, PLACES[here]
+                    said[row] = [of.index(name) for of, name in zip(_SAID, named, strict=True)]
+        return self.words(said)
 
     def batch(self, step: int) -> list[Text]:
         recipe, out = self.recipe, []
@@ -238,7 +295,13 @@ class ConnectorTask(TrainingTask[ConnectorRecipe, dict[str, dict[str, float]]]):
 
     def losses(self, texts: Sequence[Text], step: int) -> Iterator[tuple[Tensor, float]]:
         groups = [list(group) for _, group in groupby(texts, lambda text: text.index)]
-        rows = self.connector(torch.stack([self._saw(group[0].index) for group in groups]))
+        numbers = [group[0].index for group in groups]
+        if step < self._first:
+            rows = torch.stack([self._said(each) for each in numbers])
+        else:
+            if step == self._first > 0:
+                self._learn_words()
+            rows = self.connector(torch.stack([self._saw(each) for each in numbers]))
         count = sum(len(text.tokens) - text.prompt_length for text in texts)
         # Of halves at once, since small products do not gain from threads of their own.
         middle = -(-len(groups) // 2)

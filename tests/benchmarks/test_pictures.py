@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from paceline.runtimes.torch.model import TorchModel
 SIDE = 56
 _TOWER = Tower("dinov2", 1, 32, 2, 64, SIDE, 14, 1e-6, "exact", False)
 VISION = Vision(_TOWER, "mlp", 2, 64, (0.5,) * 3, (0.5,) * 3, "bicubic", token="<|endoftext|>")
-RECIPE = ConnectorRecipe(steps=6, batch=3, pictures=8, training_precision="fp32")
+RECIPE = ConnectorRecipe(steps=6, word_steps=0, batch=3, pictures=8, training_precision="fp32")
 
 
 def scenes(count: int, *, held_out: bool = False) -> list[Scene]:
@@ -177,11 +178,43 @@ def test_a_run_that_was_cut_goes_on(task: Callable[..., ConnectorTask], tmp_path
         TrainingRun(task(batch=2), tmp_path / "cut.checkpoint")
 
 
+def test_words_learn_before_the_connector_says_them(
+    task: Callable[..., ConnectorTask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.pictures.connector._NAMING", 20)
+    one = task(word_steps=3, steps=2)
+    words, matrix = one.words.words, one.connector.get_parameter("first")
+    course = []
+    run = TrainingRun(one, tmp_path / "words.checkpoint")
+    for each in run.run():
+        course.append((each.loss, words.detach().clone(), matrix.detach().clone()))
+        if each.step == 3:
+            run.save()
+    assert len(course) == 5
+    assert all((a[1] != b[1]).any() for a, b in pairwise(course[:3]))
+    assert all((a[2] == b[2]).all() for a, b in pairwise(course[:3]))
+    assert all((each[1] == course[2][1]).all() for each in course[3:])
+    assert all((a[2] != b[2]).any() for a, b in pairwise(course[2:]))
+    again = TrainingRun(task(word_steps=3, steps=2), tmp_path / "words.checkpoint")
+    assert [each.loss for each in again.run()] == [each[0] for each in course[3:]]
+
+
+def test_words_stand_where_things_are(task: Callable[..., ConnectorTask]) -> None:
+    one = task()
+    said = np.array([[-1, -1, -1], [2, 0, 4], [-1, -1, -1], [2, 0, 4]])
+    rows = one.words(said).detach()
+    words = one.words.words.detach()
+    for row, role in ((1, 1), (3, 3)):
+        mine = words[role, [2, len(COLOURS), len(COLOURS) + len(SHAPES) + 4]]
+        np.testing.assert_allclose(rows[row], mine.sum(0), atol=1e-6)
+    assert not rows[[0, 2]].any()
+
+
 def test_it_begins_as_words_for_what_covers_a_square(task: Callable[..., ConnectorTask]) -> None:
     one = task()
     before = [one.connector(one._saw(each)).detach() for each in range(8)]
     one.begin()
-    wanted = [one._named(one.scene(each)) for each in range(8)]
+    wanted = [one._said(each).detach() for each in range(8)]
     after = [one.connector(one._saw(each)).detach() for each in range(8)]
     away, was = (
         sum(float((row - told).square().mean()) for row, told in zip(rows, wanted, strict=True))
@@ -221,12 +254,12 @@ def test_it_is_published_as_what_an_mmproj_names(
     found = published(tmp_path / "out")
     expected = run.task.connector.folded()
     for name, each in found.items():
-        np.testing.assert_allclose(each.float(), expected[name], atol=2e-3)
+        np.testing.assert_allclose(each.float(), expected[name], rtol=1e-3, atol=2e-3)
     again = task(steps=2, start=found)
     again.begin()
     row = torch.randn(4, 128)
     np.testing.assert_allclose(
-        again.connector(row).detach(), run.task.connector(row).detach(), atol=0.03
+        again.connector(row).detach(), run.task.connector(row).detach(), rtol=0.01, atol=0.1
     )
 
 
