@@ -57,7 +57,7 @@ FREE = {"version", "weights", "__main__", "lab"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
 BUDGET = {
-    "lines": 80_581,
+    "lines": 80_597,
     "lines of methods": 16_415,
     "modules": 523,
     "docstrings": 0.14,

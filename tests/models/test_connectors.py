@@ -26,7 +26,7 @@ from paceline.models.onnx import read_onnx
 from paceline.models.pictures import Picture
 from paceline.models.pull import pull
 from paceline.models.shown import PictureWords
-from paceline.models.vision import mmproj
+from paceline.models.vision import find_mmproj, mmproj
 from paceline.runtimes.cpu.tower import CpuTower
 
 
@@ -215,3 +215,21 @@ def test_a_directory_that_reads_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="reads no pictures"):
         mmproj(tmp_path, WIDTH)
+
+
+def test_what_is_not_there_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"nowhere is not there: .*give an mmproj file"):
+        mmproj(tmp_path / "nowhere", WIDTH)
+
+
+def test_a_name_is_what_ships(
+    connector: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = tmp_path / "weights" / "pictures" / "seer-1m"
+    shutil.copytree(connector[0], shipped)
+    monkeypatch.setattr(vision, "weight_files", (tmp_path / "weights").glob)
+    assert find_mmproj("seer-1m") == shipped
+    assert find_mmproj("seer-2m") == Path("seer-2m")
+    monkeypatch.chdir(tmp_path)
+    Path("seer-1m").touch()  # a file of that name is meant
+    assert find_mmproj("seer-1m") == Path("seer-1m")

@@ -86,7 +86,7 @@ def doctor(
             remark("loading and measuring; this takes a minute or two")
         try:
             if asked.mmproj is not None:
-                report |= {"pictures": _pictures(asked, Path(asked.mmproj).expanduser())}
+                report |= {"pictures": _pictures(asked, asked.mmproj)}
             elif language is not None:
                 report |= _language(asked, language, reference)
             elif profile:
@@ -157,7 +157,7 @@ def _language(asked: Options, path: Path, reference: Path | None) -> dict[str, A
     }
 
 
-def _pictures(asked: Options, path: Path) -> dict[str, Any]:
+def _pictures(asked: Options, named: str) -> dict[str, Any]:
     # Of the model only what tells whether the two fit is read.
     import numpy as np
 
@@ -165,13 +165,14 @@ def _pictures(asked: Options, path: Path) -> dict[str, Any]:
     from paceline.models.pictures import Picture
     from paceline.models.shown import PictureWords
     from paceline.models.source import without_adapters
-    from paceline.models.vision import mmproj
+    from paceline.models.vision import find_mmproj, mmproj
     from paceline.registry.loading import find_source
     from paceline.runtimes.cpu.tower import CpuTower
 
     source = find_source(asked)
     source.config.refuse_added_embeddings()
     model = without_adapters(source).fingerprint
+    path = find_mmproj(named)
     vision, weights = mmproj(path, source.config.hidden_size, model)
     PictureWords.of(vision, source.tokenizer().special_ids)
     precision, tower = asked.precision or "file", vision.tower

@@ -20,6 +20,7 @@ from paceline.errors import InvalidOption, PacelineError
 from paceline.models.generation import told
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import file_bytes
+from paceline.models.vision import find_mmproj
 from paceline.registry.options import Options
 from paceline.serving.settings import GIB, Settings
 
@@ -212,7 +213,7 @@ def _bytes(asked: Options, source: ModelSource) -> int:
 
     runtime = choose_runtime(asked.device, source) if asked.runtime == "auto" else asked.runtime
     size = file_bytes(source.path)
-    if asked.mmproj is not None and (beside := Path(asked.mmproj).expanduser()).exists():
+    if asked.mmproj is not None and (beside := find_mmproj(asked.mmproj)).exists():
         size += file_bytes(beside)
     size += full_cache_bytes(source, asked.of_runtime) if runtime == "cpu" else 0
     if asked.draft_model is None:

@@ -34,7 +34,7 @@ from paceline.models.source import (
     resolve,
     without_adapters,
 )
-from paceline.models.vision import PictureReader, mmproj, vision_of
+from paceline.models.vision import PictureReader, find_mmproj, mmproj, vision_of
 from paceline.networks.mask_rows import NETWORK, PARTS, MaskRows, load_mask_rows
 from paceline.networks.weights import shipped_file
 from paceline.registry import table as registry
@@ -135,7 +135,7 @@ def _reader(asked: Options, source: ModelSource, target: Target) -> PictureReade
     # What reads pictures: an mmproj file, or a side of the directory, which is loaded at the first.
     if asked.mmproj is not None:
         source.config.refuse_added_embeddings()
-        path, precision = Path(asked.mmproj).expanduser(), asked.precision or "file"
+        path, precision = find_mmproj(asked.mmproj), asked.precision or "file"
         found = mmproj(path, source.config.hidden_size, without_adapters(source).fingerprint)
         of = (DirectorySource if path.is_dir() else GGUFFile)(path).fingerprint
     else:

@@ -40,7 +40,7 @@ class Options(RuntimeOptions):
     ] = None
     mmproj: Annotated[
         str | None,
-        "What reads pictures for a GGUF model: its mmproj file, or a connector's folder.",
+        "What reads pictures for a GGUF model: its mmproj file, a connector's folder, or its name.",
     ] = None
     runtime: Annotated[str, "cpu, torch, transformers, reference or auto."] = "auto"
     denoiser: Annotated[
