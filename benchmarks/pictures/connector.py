@@ -42,6 +42,7 @@ _NORMED = 320  # scenes that inputs are normed by
 _NAMED = 1000  # scenes that it begins with
 _NAMING = 500  # updates of its beginning
 _TOGETHER = 8  # scenes of one
+_WHOLE = 4  # of so many pictures one is described
 
 _SAID = tuple(COLOURS), tuple(SHAPES), PLACES
 """Words for a thing."""
@@ -56,7 +57,7 @@ class ConnectorRecipe(Recipe):
     steps: Steps = 560
     batch: Annotated[int, "Pictures per update.", at_least(1)] = 2
     word_steps: Annotated[int, "Updates before, of vectors for words alone.", at_least(0)] = 250
-    questions: Annotated[int, "About a picture, one of them for all in it.", at_least(1)] = 3
+    questions: Annotated[int, "About a picture, at most.", at_least(1)] = 3
     pictures: Annotated[int, "Different ones.", at_least(1)] = 3000
     matrix_rate: MatrixRate = 0.01
     vector_rate: VectorRate = 1e-3
@@ -258,11 +259,11 @@ class ConnectorTask(TrainingTask[ConnectorRecipe, dict[str, dict[str, float]]]):
             turn, at = divmod(number, recipe.pictures)
             scene = self.scene(at)
             rng = np.random.default_rng((recipe.seed, len(KINDS), at, turn))
-            *asked, whole = (ask(rng, scene, kind) for kind in KINDS)
-            some = [each for each in asked if each is not None]
-            order = rng.permutation(len(some))[: recipe.questions - 1]
-            # A description says most by far with each of its tokens.
-            out += [self._text(at, each) for each in (whole, *(some[k] for k in order)) if each]
+            whole = number % _WHOLE == 0
+            some = _asked(rng, scene)[: recipe.questions - whole]
+            if whole and (everything := ask(rng, scene, "describe")) is not None:
+                some.append(everything)
+            out += [self._text(at, each) for each in some]
         return out
 
     def _text(self, number: int, question: Question) -> Text:
@@ -302,7 +303,6 @@ class ConnectorTask(TrainingTask[ConnectorRecipe, dict[str, dict[str, float]]]):
             if step == self._first > 0:
                 self._learn_words()
             rows = self.connector(torch.stack([self._saw(each) for each in numbers]))
-        count = sum(len(text.tokens) - text.prompt_length for text in texts)
         # Of halves at once, since small products do not gain from threads of their own.
         middle = -(-len(groups) // 2)
         halves = [part for part in (groups[:middle], groups[middle:]) if part]
@@ -310,8 +310,10 @@ class ConnectorTask(TrainingTask[ConnectorRecipe, dict[str, dict[str, float]]]):
         _ = self._before
 
         def learn(part: int) -> tuple[Tensor, float]:
-            logits, labels, _ = self._answers(list(chain(*halves[part])), given[part])
-            loss = functional.cross_entropy(logits, labels, reduction="sum") / count
+            logits, labels, whose = self._answers(list(chain(*halves[part])), given[part])
+            # A long answer counts no more than a word does, on which a short one hangs.
+            share = torch.from_numpy(1 / (np.bincount(whose)[whose] * len(texts)))
+            loss = share.float() @ functional.cross_entropy(logits, labels, reduction="none")
             (gradient,) = torch.autograd.grad(loss, given[part])
             return gradient, float(loss.detach())
 
@@ -387,6 +389,18 @@ class ConnectorTask(TrainingTask[ConnectorRecipe, dict[str, dict[str, float]]]):
             for index, each in enumerate(asked):
                 hits[each.kind].append(bool(good[whose == index].all()))
         return {kind: float(np.mean(each)) for kind, each in hits.items()}
+
+
+def _asked(rng: np.random.Generator, scene: Scene) -> list[Question]:
+    # Different questions about a scene and each thing in it, in any order.
+    found: dict[str, Question] = {}
+    for kind in KINDS:
+        times = {"describe": 0, "count": 1, "side": 1}.get(kind, 2 * len(scene.things))
+        for _ in range(times):
+            if (one := ask(rng, scene, kind)) is not None:
+                found[one.asked] = one
+    order = rng.permutation(len(found))
+    return [list(found.values())[each] for each in order]
 
 
 class _SideBySide:
