@@ -259,6 +259,29 @@ def test_a_line_that_another_file_has_of_the_same_model_is_not_missing(
         assert len(json.loads(command(*listed).out)["left"]) == 2, "another model, or old"
 
 
+def test_a_file_with_a_title_of_its_own_keeps_what_it_says(
+    command: Command, loads: list[Options], tmp_path: Path
+) -> None:
+    words = (*SHORT, "--only", "token recycling", "--out", str(tmp_path))
+    path, told = tmp_path / "methods.json", ("title", "command", "note")
+
+    def of_file() -> dict[str, object]:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+
+    assert command(*words).code == 0
+    fresh = of_file()
+    old = path.read_text(encoding="utf-8").replace(str(fresh["rows"][0][-1]), "of other code")  # type: ignore[index]
+    path.write_text(old.replace('"command": "', '"command": "then '), encoding="utf-8")
+    assert command(*words).code == 0
+    assert of_file() == {**fresh, "rows": of_file()["rows"]}
+    own = {"title": "Networks of ten minutes", "command": "train; bench", "note": "None ships."}
+    changed = {**json.loads(old), **own}
+    path.write_text(results.dump(changed), encoding="utf-8")
+    assert command(*words).code == 0
+    assert {key: of_file()[key] for key in told} == own
+    assert of_file()["rows"] != changed["rows"], "measured again"
+
+
 def test_several_texts_of_a_prompt_stand_together() -> None:
     line = replace(claims.lines()[0], work="reasoning", samples=3)
     found = methods.prompts(line, 5)

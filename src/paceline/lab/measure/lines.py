@@ -159,17 +159,15 @@ class Lines:
         columns = result["columns"]
         result["rows"] = [[found[system][key] for key in columns] for system in order]
         if self._folder is not None:
-            drafts = isinstance(line, Claim)
-            results.record(
-                self._folder / f"{self._file(line)}.json",
-                f"Every method on {result['with'].split(' ')[0] if drafts else 'canvases'}",
-                results.TABLE,
-                self._about.command if drafts else "paceline bench methods",
-                columns,
-                result["rows"],
-                methods.NOTE if drafts else _NOTE,
-                given=result["with"],
-            )
+            path = self._folder / f"{self._file(line)}.json"
+            title, command, note = "Every method on canvases", "paceline bench methods", _NOTE
+            if isinstance(line, Claim):
+                title = f"Every method on {result['with'].split(' ')[0]}"
+                command, note = self._about.command, methods.NOTE
+            if result.get("title", title) != title:  # by hand, as where weights do not ship
+                title, command, note = (result.get(key) for key in ("title", "command", "note"))
+            rows, given = result["rows"], result["with"]
+            results.record(path, title, results.TABLE, command, columns, rows, note, given=given)
         return True
 
     def _elsewhere(self, line: Made) -> bool:
