@@ -32,9 +32,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     model = save_directory(folder / "model", tiny_config(layers=3))
     settings = {"model": loading.resolve(str(model)).fingerprint, "prompts": "counting"}
-    (folder / "data").mkdir()
-    texts = [Text(i, (np.arange(16) + 5 * i) % 300, 3) for i in range(42)]
-    Shards(folder / "data", settings).write(0, texts)
+    for name, more in (("data", 5), ("other", 7)):
+        (folder / name).mkdir()
+        texts = [Text(i, (np.arange(16) + more * i) % 300, 3) for i in range(42)]
+        Shards(folder / name, settings).write(0, texts)
     assert run(train(folder, "--on-policy", "0.5")) == 0
     return folder
 
@@ -55,6 +56,18 @@ def test_a_drafter_is_trained_on_its_own_words(
     assert card["settings"]["on_policy"] == 0.5
     assert run(train(place, "--on-policy", "0.5", "--loss", "cross-entropy")) != 0
     assert "loss cross-entropy learns from what the target wrote" in capsys.readouterr().err
+
+
+def test_cards_tell_texts_of_the_same_prompts_apart(place: Path, tmp_path: Path) -> None:
+    def digest(data: str, out: str) -> str:
+        words = ["--data", str(place / data), "--out", str(tmp_path / f"{out}.safetensors")]
+        fast = ["--tokens", "128", "--batch-tokens", "128", "--vocabulary", "200"]
+        where = ["--model", str(place / "model"), "--runtime", "torch"]
+        assert run(["train", "drafter", "medusa", *words, *fast, *where]) == 0
+        return str(json.loads((tmp_path / f"{out}.json").read_text())["data"]["digest"])
+
+    assert digest("data", "one") == digest("data", "same")
+    assert digest("data", "one") != digest("other", "two")
 
 
 def test_a_head_is_trained_and_decodes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from paceline.core.cache import write_atomically
 from paceline.errors import InvalidOption
-from paceline.lab.training.data import Text, read_folders
+from paceline.lab.training.data import Text, prompts_digest, read_folders
 from paceline.lab.training.objective import Hits
 from paceline.lab.training.recipe import Recipe
 from paceline.lab.training.run import LossPoint, TrainingRun, TrainingTask
@@ -252,7 +252,7 @@ def publish(
             "sources": [task.source],
             "prompts": len(texts),
             "tokens": sum(len(text.tokens) - text.prompt_length for text in texts),
-            "digest": settings["prompts"],
+            "digest": prompts_digest([metadata["data"], str([t.tokens.tolist() for t in texts])]),
             "settings": settings,
         },
     )
