@@ -280,6 +280,9 @@ def test_a_file_with_a_title_of_its_own_keeps_what_it_says(
     assert command(*words).code == 0
     assert {key: of_file()[key] for key in told} == own
     assert of_file()["rows"] != changed["rows"], "measured again"
+    path.write_text(results.dump({k: v for k, v in changed.items() if k != "note"}), "utf-8")
+    assert command(*words).code == 0
+    assert "note" not in of_file()
 
 
 def test_several_texts_of_a_prompt_stand_together() -> None:

@@ -165,9 +165,9 @@ class Lines:
                 title = f"Every method on {result['with'].split(' ')[0]}"
                 command, note = self._about.command, methods.NOTE
             if result.get("title", title) != title:  # by hand, as where weights do not ship
-                title, command, note = (result.get(key) for key in ("title", "command", "note"))
-            rows, given = result["rows"], result["with"]
-            results.record(path, title, results.TABLE, command, columns, rows, note, given=given)
+                title, command, note = (result.get(key, "") for key in ("title", "command", "note"))
+            rows, told, given = result["rows"], note or None, result["with"]
+            results.record(path, title, results.TABLE, command, columns, rows, told, given=given)
         return True
 
     def _elsewhere(self, line: Made) -> bool:
