@@ -218,6 +218,17 @@ def test_a_result_that_a_line_names_keeps_what_it_was_made_from(tmp_path: Path) 
     assert "most 2; [tokens-premiums](tokens.md)" in [row[2] for row in rows]
 
 
+def test_every_line_of_a_result_keeps_what_it_was_made_from(tmp_path: Path) -> None:
+    one, other = (each for each in every_line() if each.result == "streams-memories")
+    path = tmp_path / "streams-memories.json"
+    results.record(path, "T", "methods", "x", ["a"], [["b"]], figures={"most": 2})
+    found = {path.stem: json.loads(path.read_text())}
+    assert (systems.find(one, found).state, systems.find(other, found).state) == ("", "")
+    found[path.stem]["digest"] = found[path.stem]["digest"].split()[1]
+    assert systems.find(one, found).state == "before the last change"
+    assert systems.find(other, found).state == ""
+
+
 def test_details_leave_out_what_the_table_says() -> None:
     result = FOUND["methods-135m-minutes"]
     columns, rows = systems.details(result)

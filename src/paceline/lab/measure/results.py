@@ -70,7 +70,7 @@ def record(
 ) -> None:
     """Write a result file with today's date, the current commit and this machine.
 
-    Where a line of the table has its figures from there, it keeps what the line was made from.
+    Where lines of the table have their figures from there, it keeps what each was made from.
 
     Args:
         path: `docs/results/data/NAME.json`; NAME is the name of a block in other pages.
@@ -97,7 +97,7 @@ def record(
         "figures": dict(figures) if figures else None,
         "note": note,
         "with": given,
-        "digest": made[0] if made else None,
+        "digest": " ".join(made) or None,
     }
     result |= {key: value for key, value in extra.items() if value is not None}
     validate(path.stem, result)

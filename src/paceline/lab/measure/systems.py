@@ -112,9 +112,9 @@ def state(line: TableLine, row: Row | None, given: str) -> str:
 def find(line: TableLine, results: Mapping[str, Row]) -> Found:
     """Return a line's row: of those that ran, one of today, and of the first result."""
     if line.result is not None and (result := results.get(line.result)):
-        now = made_from(line, line.shown(False), "")
+        now = set(made_from(line, line.shown(False), "").split())
         told = {"measured": result["date"], "note": "", **result.get("figures", {})}
-        return Found("" if result.get("digest") == now else OLD, told, line.result)
+        return Found("" if now <= {*result.get("digest", "").split()} else OLD, told, line.result)
     found = [Found(NEVER, {})]
     for name, result in results.items():
         given, row = result.get("with", ""), rows_of(result).get(line.system)
