@@ -23,9 +23,10 @@ from benchmarks.pictures.scenes import COLOURS, KINDS, PLACES, SHAPES, Scene, as
 from tests.helpers.pictures_tiny import FOLDER
 from tests.helpers.tiny_model import save_directory, tiny_config
 
+import paceline
 from paceline.errors import InvalidOption
 from paceline.lab.training.run import TrainingRun
-from paceline.models.pictures import Pixels
+from paceline.models.pictures import Picture, Pixels
 from paceline.models.shown import PictureWords
 from paceline.models.source import resolve
 from paceline.models.towers import Tower, Vision
@@ -287,3 +288,33 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 2
     assert all(nowhere in line for line in told)
+
+
+@pytest.mark.real
+def test_the_connector_that_ships_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked, shown, others = [], [], []
+    for number in range(12):
+        rng = np.random.default_rng((9, number))
+        scene, other = draw(rng, 224), draw(rng, 224)
+        for kind in ("colour", "shape", "place"):
+            if (question := ask(rng, scene, kind)) is not None:
+                asked.append(question)
+                shown.append(scene)
+                others.append(other)
+    engine = paceline.load(mmproj="pictures-135m", drafter="prompt-lookup", max_batch=8)
+
+    def right(scenes: list[Scene]) -> float:
+        chats = [
+            [{"role": "user", "content": [image(scene), {"type": "text", "text": each.asked}]}]
+            for scene, each in zip(scenes, asked, strict=True)
+        ]
+        said = engine.generate(chats, max_new_tokens=32, temperature=0.0)
+        return float(np.mean([a.text == b.answer for a, b in zip(said, asked, strict=True)]))
+
+    assert right(shown) > 0.75
+    assert right(others) < 0.4  # what is not shown is not known
+
+
+def image(scene: Scene) -> dict[str, Any]:
+    return {"type": "image", "image": Picture(scene.pixels)}
