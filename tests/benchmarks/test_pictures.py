@@ -244,6 +244,7 @@ def test_it_is_published_as_what_an_mmproj_names(
     task: Callable[..., ConnectorTask], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.pictures.connector.JUDGED", 2)
+    monkeypatch.setattr("benchmarks.pictures.connector._NAMING", 20)
     run, source = TrainingRun(task(steps=2)), resolve(str(model))
     list(run.run())
     figures, line = publish(run, tmp_path / "out", source, "the command")
@@ -256,12 +257,12 @@ def test_it_is_published_as_what_an_mmproj_names(
     found = published(tmp_path / "out")
     expected = run.task.connector.folded()
     for name, each in found.items():
-        np.testing.assert_allclose(each.float(), expected[name], rtol=1e-3, atol=2e-3)
+        np.testing.assert_allclose(each.float(), expected[name], atol=2e-3)
     again = task(steps=2, start=found)
     again.begin()
     row = torch.randn(4, 128)
     np.testing.assert_allclose(
-        again.connector(row).detach(), run.task.connector(row).detach(), rtol=0.01, atol=0.1
+        again.connector(row).detach(), run.task.connector(row).detach(), atol=0.03
     )
 
 

@@ -227,7 +227,7 @@ def test_a_name_is_what_ships(
 ) -> None:
     shipped = tmp_path / "weights" / "pictures" / "seer-1m"
     shutil.copytree(connector[0], shipped)
-    monkeypatch.setattr(vision, "weight_files", (tmp_path / "weights").glob)
+    monkeypatch.setattr("paceline.weights.weight_files", (tmp_path / "weights").glob)
     assert find_mmproj("seer-1m") == shipped
     assert find_mmproj("seer-2m") == Path("seer-2m")
     monkeypatch.chdir(tmp_path)

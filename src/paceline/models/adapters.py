@@ -30,7 +30,7 @@ from paceline.native.blocks import GROUP, PLAIN
 from paceline.native.library import library
 from paceline.native.packed import Packed
 from paceline.native.program import Program
-from paceline.weights import weight_files
+from paceline.weights import path_or_shipped
 
 _ROWS = 1024  # of a matrix, merged at once
 
@@ -67,9 +67,7 @@ class LoraAdapter:
         path, sign, scale = given.rpartition("=")
         if not sign or Path(given).expanduser().exists():
             path, scale = given, "1"
-        self.path = Path(path).expanduser()
-        if not self.path.exists() and re.fullmatch(r"\w[\w.-]*", path):
-            self.path = next(weight_files(f"adapters/{path}"), self.path)
+        self.path = path_or_shipped(path, "adapters")
         try:
             self.scale = float(scale)
         except ValueError:

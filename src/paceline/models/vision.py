@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from paceline.models.tokenizer import read_json
 from paceline.models.towers import PROJECTORS, Curve, Projector, Tower, TowerKind, Vision
 from paceline.models.weights import Stored
 from paceline.native.blocks import GROUP
-from paceline.weights import or_install, weight_files
+from paceline.weights import or_install, path_or_shipped
 
 # Names of tensors in checkpoints, by kind of tower and by projector; "{}" is a layer's number.
 _BLOCK = {
@@ -489,10 +488,7 @@ class _Both:
 
 def find_mmproj(spec: str) -> Path:
     """Return where an `mmproj` is: a file or directory, or what ships under that name."""
-    path = Path(spec).expanduser()
-    if path.exists() or not re.fullmatch(r"\w[\w.-]*", spec):
-        return path
-    return next(weight_files(f"pictures/{spec}"), path)
+    return path_or_shipped(spec, "pictures")
 
 
 def mmproj(path: Path, width: int, model: str | None = None) -> tuple[Vision, VisionWeights]:
@@ -504,9 +500,7 @@ def mmproj(path: Path, width: int, model: str | None = None) -> tuple[Vision, Vi
         ModelError: it is for another model, or does not run here.
     """
     if not path.exists():
-        raise ModelError(
-            f"{path} is not there: {or_install()}give an mmproj file or a connector's folder"
-        )
+        raise ModelError(f"{path} is not there: {or_install()}give an mmproj file, or a folder")
     if path.is_dir():
         wanted = read_json(path / "config.json").get("rows_for")
         if isinstance(wanted, Mapping) and wanted.get("fingerprint") != model:

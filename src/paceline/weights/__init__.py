@@ -7,6 +7,7 @@ them). A model is a folder below `denoisers` or `experts`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
@@ -31,3 +32,10 @@ def or_install() -> str:
 def weight_files(pattern: str) -> Iterator[Path]:
     """Find files and folders of weights by a glob pattern, in order of folders and names."""
     return (path for folder in folders() for path in sorted(folder.glob(pattern)))
+
+
+def path_or_shipped(spec: str, folder: str) -> Path:
+    """Return a path, or what ships in a folder under that name where nothing is at the path."""
+    path = Path(spec).expanduser()
+    named = not path.exists() and re.fullmatch(r"\w[\w.-]*", spec)
+    return next(weight_files(f"{folder}/{spec}"), path) if named else path

@@ -252,7 +252,9 @@ def publish(
             "sources": [task.source],
             "prompts": len(texts),
             "tokens": sum(len(text.tokens) - text.prompt_length for text in texts),
-            "digest": prompts_digest([metadata["data"], str([t.tokens.tolist() for t in texts])]),
+            "digest": prompts_digest(
+                [metadata["data"], *(t.tokens.tobytes().hex() for t in texts)]
+            ),
             "settings": settings,
         },
     )
